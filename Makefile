@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+#
+# kvrelay. "make help" lists the targets. Everything is written below $(BUILD); CC, CXX, CFLAGS, LDFLAGS are honoured.
+
+BUILD ?= build
+CFLAGS ?= -O2 -g
+PYTHON ?= /usr/bin/python3
+PREFIX ?= /usr/local
+
+.DEFAULT_GOAL := all
+.DELETE_ON_ERROR:
+.SECONDARY:
+MAKEFLAGS += --no-builtin-rules
+
+# ---- sources: what is there is built ----
+
+CORES := $(wildcard hashfmt.h ckf.h kvrelay.h)
+PROTOS := $(wildcard proto/*.proto)
+LIB_SRC := $(wildcard src/*.c proto/*.c transports/*.c transports/*/*.c)
+DAEMON_SRC := $(wildcard tools/kvrelayd/*.c)
+TOOL_SRC := $(wildcard tools/kvrelay/*.c)
+UNIT_SRC := $(wildcard tests/unit/test_*.c)
+SUPPORT_SRC := $(wildcard tests/support/*.c) tests/vectors/vectors.c
+VECTOR_SRC := tests/vectors/run_vectors.c $(wildcard tests/vectors/vec_*.c)
+BENCH_SRC := $(wildcard bench/bench_*.c)
+E2E := $(wildcard tests/e2e/*.py tests/e2e/*.sh)
+VECTORS := $(wildcard tests/vectors/*.json)
+
+PB_SRC := $(PROTOS:%.proto=$(BUILD)/%.pb.c)
+PB_PY := $(PROTOS:proto/%.proto=$(BUILD)/tests/python/%_pb2.py)
+
+obj = $(patsubst %.c,$(BUILD)/obj/%.o,$(1))
+
+LIB := $(BUILD)/libkvrelay.a
+SUPPORT := $(BUILD)/tests/libsupport.a
+PROGRAMS := $(if $(DAEMON_SRC),$(BUILD)/kvrelayd) $(if $(TOOL_SRC),$(BUILD)/kvrelay)
+UNITS := $(UNIT_SRC:tests/unit/%.c=$(BUILD)/tests/%)
+RUN_VECTORS := $(BUILD)/tests/run_vectors
+BENCHES := $(BENCH_SRC:bench/%.c=$(BUILD)/bench/%)
+
+# ---- flags ----
+
+# Extra flags of the wire translation (proto/), for instance nanopb's switches.
+-include proto/flags.mk
+
+CLANG := $(findstring clang,$(shell $(CC) --version 2>/dev/null))
+WARN := -Wall -Wextra -Wpedantic -Wconversion -Wsign-conversion -Wshadow -Wundef -Wcast-qual -Wcast-align \
+  -Wpointer-arith -Wwrite-strings -Wstrict-prototypes -Wmissing-prototypes -Wredundant-decls -Wvla -Wformat=2 \
+  -Wdouble-promotion -Wnull-dereference -Wimplicit-fallthrough -Werror
+WARN_GCC := -Wlogical-op -Wduplicated-cond -Wduplicated-branches
+WARN_CLANG := -Wcomma -Wdocumentation -Wshadow-all -Wunreachable-code -Wextra-semi-stmt
+WARN += $(if $(CLANG),$(WARN_CLANG),$(WARN_GCC))
+# Criterion's macros expand to code that these warnings dislike.
+WARN_UNIT := -Wno-missing-prototypes -Wno-redundant-decls -Wno-conversion -Wno-sign-conversion -Wno-shadow -Wno-pedantic \
+  -Wno-undef -Wno-cast-qual -Wno-null-dereference -Wno-double-promotion -Wno-format-nonliteral \
+  $(if $(CLANG),-Wno-extra-semi-stmt -Wno-unreachable-code -Wno-gnu-zero-variadic-macro-arguments -Wno-shadow-all,-Wno-duplicated-branches)
+
+CPPFLAGS_ALL = -I. -I$(BUILD)/proto -D_GNU_SOURCE $(PROTO_CPPFLAGS) $(CPPFLAGS)
+COMPILE = $(CC) -std=c11 $(CPPFLAGS_ALL) $(CFLAGS) -MMD -MP
+LINK = $(CC) $(CFLAGS) $(LDFLAGS) -Wl,--as-needed
+
+LIBS := -lprotobuf-nanopb -lmpack -lnghttp2 -levent_core -levent_openssl -levent_pthreads -lssl -lcrypto -lzmq -lcyaml -lyaml \
+  -ljansson -lpthread -lm
+TEST_LIBS := -lcriterion -ljansson -lxxhash
+
+# A unit test or benchmark may carry a line "/* make: -DX=Y -lz */" with flags of its own.
+own_flags = $(shell sed -n 's|^/\* make: *\(FLAGS \)\{0,1\}\(.*\) \*/$$|\2|p' $(1))
+own_compile = $(filter-out -l%,$(call own_flags,$(1)))
+own_link = $(filter -l%,$(call own_flags,$(1)))
+
+# ---- programs and library ----
+
+all: $(LIB) $(PROGRAMS) ## build the library, kvrelayd and kvrelay
+
+$(BUILD)/kvrelayd: $(call obj,$(DAEMON_SRC)) $(LIB)
+	$(LINK) $^ $(LIBS) -o $@
+
+$(BUILD)/kvrelay: $(call obj,$(TOOL_SRC)) $(LIB)
+	$(LINK) $^ $(LIBS) -o $@
+
+$(LIB): $(call obj,$(LIB_SRC)) $(PB_SRC:.c=.o)
+	@rm -f $@
+	$(AR) rcs $@ $^
+
+# Objects are made anew when compiler or flags change, but not when nothing did.
+STAMP := $(BUILD)/flags
+FLAGS_NOW = $(CC) $(CPPFLAGS_ALL) $(CFLAGS) $(WARN) $(WARN_UNIT)
+$(STAMP): FORCE
+	@mkdir -p $(@D)
+	@echo '$(FLAGS_NOW)' | cmp -s - $@ || echo '$(FLAGS_NOW)' >$@
+
+$(BUILD)/obj/%.o: %.c $(STAMP) | $(PB_SRC)
+	@mkdir -p $(@D)
+	$(COMPILE) $(WARN) -c $< -o $@
+
+$(BUILD)/proto/%.pb.o: $(BUILD)/proto/%.pb.c $(STAMP)
+	$(COMPILE) -c $< -o $@
+
+$(BUILD)/proto/%.pb.c: proto/%.proto $(wildcard proto/*.options)
+	@mkdir -p $(@D)
+	nanopb_generator.py -q --error-on-unmatched -I proto -D $(@D) $*.proto
+
+# ---- tests ----
+
+$(BUILD)/obj/tests/unit/%.o: tests/unit/%.c $(STAMP) | $(PB_SRC)
+	@mkdir -p $(@D)
+	$(COMPILE) -Itests $(WARN) $(WARN_UNIT) $(call own_compile,$<) -c $< -o $@
+
+$(BUILD)/tests/test_%: $(BUILD)/obj/tests/unit/test_%.o $(SUPPORT) $(LIB)
+	@mkdir -p $(@D)
+	$(LINK) $^ $(call own_link,tests/unit/test_$*.c) $(TEST_LIBS) $(LIBS) -o $@
+
+$(SUPPORT): $(call obj,$(SUPPORT_SRC))
+	@mkdir -p $(@D)
+	@rm -f $@
+	$(AR) rcs $@ $^
+
+$(RUN_VECTORS): $(call obj,$(VECTOR_SRC)) $(SUPPORT) $(LIB)
+	$(LINK) $^ $(TEST_LIBS) $(LIBS) -o $@
+
+# The table of run_vectors.c holds the domains that exist.
+DOMAINS := $(patsubst tests/vectors/vec_%.c,%,$(wildcard tests/vectors/vec_*.c))
+$(BUILD)/obj/tests/vectors/run_vectors.o: private CPPFLAGS += $(foreach d,$(DOMAINS),-DHAVE_VEC_$(shell echo $(d) | tr a-z A-Z))
+$(BUILD)/obj/tests/vectors/run_vectors.o: $(wildcard tests/vectors/vec_*.c)
+
+$(BUILD)/tests/python/%_pb2.py: proto/%.proto
+	@mkdir -p $(@D)
+	protoc -I proto --python_out=$(@D) $<
+
+tests: $(UNITS) $(RUN_VECTORS) $(PB_PY) ## build all test programs
+
+test: all tests ## unit tests and vectors, one build, no end-to-end tests
+	scripts/run-tests --vectors '$(VECTORS)' $(UNITS) $(RUN_VECTORS)
+
+check: deps-check ## everything that must hold before a commit; ends with "N passed, N failed"
+	+@BUILD='$(BUILD)' MAKE='$(MAKE)' scripts/check
+
+demo: deps-demo ## build, then show both sides at work on this machine
+	+@$(MAKE) --no-print-directory -s all
+	BUILD='$(BUILD)' tools/demo/run
+
+# ---- measuring ----
+
+$(BUILD)/bench/%: bench/%.c $(LIB) $(STAMP)
+	@mkdir -p $(@D)
+	@$(COMPILE) $(WARN) $(call own_compile,$<) -c $< -o $@.o
+	@$(LINK) $@.o $(LIB) $(call own_link,$<) -lxxhash $(LIBS) -o $@
+
+bench: ## run every bench/bench_*, one JSON line per figure
+	@$(MAKE) --no-print-directory -s BUILD=$(BUILD)/release CC=gcc CFLAGS='-O3 -g' benches >&2
+	@for program in $(BENCH_SRC:bench/%.c=$(BUILD)/release/bench/%); do $$program || exit 1; done
+
+benches: $(BENCHES)
+
+# ---- housekeeping ----
+
+OUR_C = $(CORES) $(wildcard src/*.[ch] proto/*.[ch] transports/*.[ch] transports/*/*.[ch] tools/*/*.[ch] \
+  tests/*/*.[ch] bench/*.[ch])
+
+format: ## clang-format all C files in place
+	clang-format -i $(OUR_C)
+
+format-check: ## list C files that clang-format would change
+	scripts/check-format $(OUR_C)
+
+toc: ## check that the contents list of each header equals its banners
+	scripts/check-toc $(CORES)
+
+deps-check deps-demo: deps-%:
+	@scripts/deps $*
+
+deps: ## install, or name, the Debian packages that build and tests need
+	@scripts/deps check
+
+clean: ## remove $(BUILD)
+	rm -rf $(BUILD)
+
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.* ## \(.*\)/\1|\2/p' Makefile | awk -F'|' '{ printf "  make %-13s %s\n", $$1, $$2 }'
+
+FORCE:
+.PHONY: all tests test check demo bench benches format format-check toc deps deps-check deps-demo clean help FORCE
+
+-include $(shell find $(BUILD) -name '*.d' 2>/dev/null)
