@@ -14,6 +14,6 @@
 #if __has_include("ckf.h")
 #include "ckf.h"
 #endif
-#if __has_include("kvrelay.h")
+#if __has_include("kvrelay.h") && __has_include("ckf.h")
 #include "kvrelay.h"
 #endif

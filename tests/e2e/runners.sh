@@ -1,0 +1,64 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+#
+# The runners themselves: what is wrong must come out as failed.
+
+set -u
+run_vectors=$KVRELAY_BUILD/tests/run_vectors
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+failed=0
+
+# expect NAME STATUS PATTERN COMMAND…: the command ends with STATUS and prints a line that matches PATTERN.
+expect() {
+  name=$1 status=$2 pattern=$3
+  shift 3
+  "$@" >"$work/out" 2>&1
+  got=$?
+  if [ $got -eq "$status" ] && grep -q -e "$pattern" "$work/out"; then
+    echo "ok - $name"
+  else
+    echo "not ok - $name: status $got, wanted $status and a line like: $pattern"
+    sed 's/^/# /' "$work/out"
+    failed=1
+  fi
+}
+
+vectors() { # text of the array
+  printf '{"format":"kvrelay-vectors","version":1,"subject":"hashfmt","vectors":[%s]}\n' "$1" >"$work/v.json"
+}
+
+program() { # text of a script
+  printf '#!/bin/sh\n%s\n' "$1" >"$work/program"
+  chmod +x "$work/program"
+}
+
+seed='{"id":"a","kind":"seed","input":{"lora_name":null,"cache_namespace":null},"expected":{"seed":"SEED"}}'
+vectors "$(echo "$seed" | sed s/SEED/1337/)"
+expect 'right vector passes' 0 '^1 passed, 0 failed, 0 skipped$' "$run_vectors" "$work/v.json"
+expect 'and fails when falsified' 0 '^1 passed, 0 failed, 0 skipped$' "$run_vectors" --self-test "$work/v.json"
+vectors "$(echo "$seed" | sed s/SEED/1338/)"
+expect 'wrong expectation fails' 1 '^FAILED hashfmt seed a: ' "$run_vectors" "$work/v.json"
+vectors "$(echo "$seed" | sed s/SEED/1337x/)"
+expect 'unreadable expectation fails' 1 '^FAILED hashfmt seed a: wanted a 64-bit number' "$run_vectors" "$work/v.json"
+vectors '{"id":"a","kind":"seed","input":{"lora_name":null,"cache_namespace":null}}'
+expect 'missing expectation fails' 1 '^FAILED hashfmt seed a: ' "$run_vectors" "$work/v.json"
+vectors '{"id":"a","kind":"no such kind"}'
+expect 'unknown kind is skipped by name' 0 '^skipped hashfmt no such kind: 1$' "$run_vectors" "$work/v.json"
+echo '{"format":"kvrelay-vectors","version":2,"subject":"hashfmt","vectors":[]}' >"$work/v.json"
+expect 'other version is refused' 2 'not a kvrelay-vectors file' "$run_vectors" "$work/v.json"
+echo '{"format":' >"$work/v.json"
+expect 'cut file is refused' 2 'v.json:' "$run_vectors" "$work/v.json"
+
+program 'echo "ok - one"; echo "not ok - two"'
+expect 'not ok counts' 1 '^1 passed, 1 failed$' scripts/run-tests "$work/program"
+program 'echo "ok - one"; exit 3'
+expect 'bad status counts' 1 '^1 passed, 1 failed$' scripts/run-tests "$work/program"
+program 'exit 0'
+expect 'silence counts' 1 '^0 passed, 1 failed$' scripts/run-tests "$work/program"
+program 'echo "[====] Synthesis: Tested: 3 | Passing: 1 | Failing: 0 | Crashing: 2"; exit 1'
+expect 'crashes count' 1 '^1 passed, 2 failed$' scripts/run-tests "$work/program"
+program 'echo "ok - one"; sleep 30'
+expect 'too slow counts' 1 '^1 passed, 1 failed$' scripts/run-tests --timeout 0.3 "$work/program"
+expect 'missing program counts' 1 '^0 passed, 1 failed$' scripts/run-tests "$work/none"
+exit $failed
