@@ -19,6 +19,7 @@ PROTOS := $(wildcard proto/*.proto)
 LIB_SRC := $(wildcard src/*.c proto/*.c transports/*.c transports/*/*.c)
 DAEMON_SRC := $(wildcard tools/kvrelayd/*.c)
 TOOL_SRC := $(wildcard tools/kvrelay/*.c)
+COMMON_SRC := $(wildcard tools/common/*.c)
 UNIT_SRC := $(wildcard tests/unit/test_*.c)
 SUPPORT_SRC := $(wildcard tests/support/*.c) tests/vectors/vectors.c
 VECTOR_SRC := tests/vectors/run_vectors.c $(wildcard tests/vectors/vec_*.c)
@@ -32,6 +33,7 @@ PB_PY := $(PROTOS:proto/%.proto=$(BUILD)/tests/python/%_pb2.py)
 obj = $(patsubst %.c,$(BUILD)/obj/%.o,$(1))
 
 LIB := $(BUILD)/libkvrelay.a
+COMMON := $(BUILD)/libcommon.a
 SUPPORT := $(BUILD)/tests/libsupport.a
 PROGRAMS := $(if $(DAEMON_SRC),$(BUILD)/kvrelayd) $(if $(TOOL_SRC),$(BUILD)/kvrelay)
 UNITS := $(UNIT_SRC:tests/unit/%.c=$(BUILD)/tests/%)
@@ -72,13 +74,18 @@ own_link = $(filter -l%,$(call own_flags,$(1)))
 
 all: $(LIB) $(PROGRAMS) ## build the library, kvrelayd and kvrelay
 
-$(BUILD)/kvrelayd: $(call obj,$(DAEMON_SRC)) $(LIB)
+$(BUILD)/kvrelayd: $(call obj,$(DAEMON_SRC)) $(COMMON) $(LIB)
 	$(LINK) $^ $(LIBS) -o $@
 
-$(BUILD)/kvrelay: $(call obj,$(TOOL_SRC)) $(LIB)
+$(BUILD)/kvrelay: $(call obj,$(TOOL_SRC)) $(COMMON) $(LIB)
 	$(LINK) $^ $(LIBS) -o $@
 
 $(LIB): $(call obj,$(LIB_SRC)) $(PB_SRC:.c=.o)
+$(COMMON): $(call obj,$(COMMON_SRC))
+# Unit tests may reach into the programs, all but their main.c.
+$(SUPPORT): $(call obj,$(SUPPORT_SRC) $(filter-out %/main.c,$(DAEMON_SRC) $(TOOL_SRC)))
+$(LIB) $(COMMON) $(SUPPORT):
+	@mkdir -p $(@D)
 	@rm -f $@
 	$(AR) rcs $@ $^
 
@@ -99,6 +106,7 @@ $(BUILD)/proto/%.pb.o: $(BUILD)/proto/%.pb.c $(STAMP)
 $(BUILD)/proto/%.pb.c: proto/%.proto $(wildcard proto/*.options)
 	@mkdir -p $(@D)
 	nanopb_generator.py -q --error-on-unmatched -I proto -D $(@D) $*.proto
+$(BUILD)/proto/%.pb.h: $(BUILD)/proto/%.pb.c ;
 
 # ---- tests ----
 
@@ -106,16 +114,11 @@ $(BUILD)/obj/tests/unit/%.o: tests/unit/%.c $(STAMP) | $(PB_SRC)
 	@mkdir -p $(@D)
 	$(COMPILE) -Itests $(WARN) $(WARN_UNIT) $(call own_compile,$<) -c $< -o $@
 
-$(BUILD)/tests/test_%: $(BUILD)/obj/tests/unit/test_%.o $(SUPPORT) $(LIB)
+$(BUILD)/tests/test_%: $(BUILD)/obj/tests/unit/test_%.o $(SUPPORT) $(COMMON) $(LIB)
 	@mkdir -p $(@D)
 	$(LINK) $^ $(call own_link,tests/unit/test_$*.c) $(TEST_LIBS) $(LIBS) -o $@
 
-$(SUPPORT): $(call obj,$(SUPPORT_SRC))
-	@mkdir -p $(@D)
-	@rm -f $@
-	$(AR) rcs $@ $^
-
-$(RUN_VECTORS): $(call obj,$(VECTOR_SRC)) $(SUPPORT) $(LIB)
+$(RUN_VECTORS): $(call obj,$(VECTOR_SRC)) $(SUPPORT) $(COMMON) $(LIB)
 	$(LINK) $^ $(TEST_LIBS) $(LIBS) -o $@
 
 # The table of run_vectors.c holds the domains that exist.
