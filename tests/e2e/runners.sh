@@ -58,6 +58,8 @@ program 'exit 0'
 expect 'silence counts' 1 '^0 passed, 1 failed$' scripts/run-tests "$work/program"
 program 'echo "[====] Synthesis: Tested: 3 | Passing: 1 | Failing: 0 | Crashing: 2"; exit 1'
 expect 'crashes count' 1 '^1 passed, 2 failed$' scripts/run-tests "$work/program"
+program 'echo "==1==ERROR: LeakSanitizer: detected memory leaks"; echo "ok - one"'
+expect 'sanitizer report counts' 1 '^1 passed, 1 failed$' scripts/run-tests "$work/program"
 program 'echo "ok - one"; sleep 30'
 expect 'too slow counts' 1 '^1 passed, 1 failed$' scripts/run-tests --timeout 0.3 "$work/program"
 expect 'missing program counts' 1 '^0 passed, 1 failed$' scripts/run-tests "$work/none"
