@@ -35,6 +35,7 @@ obj = $(patsubst %.c,$(BUILD)/obj/%.o,$(1))
 LIB := $(BUILD)/libkvrelay.a
 COMMON := $(BUILD)/libcommon.a
 SUPPORT := $(BUILD)/tests/libsupport.a
+INSIDES := $(BUILD)/tests/libinsides.a
 PROGRAMS := $(if $(DAEMON_SRC),$(BUILD)/kvrelayd) $(if $(TOOL_SRC),$(BUILD)/kvrelay)
 UNITS := $(UNIT_SRC:tests/unit/%.c=$(BUILD)/tests/%)
 RUN_VECTORS := $(BUILD)/tests/run_vectors
@@ -82,9 +83,9 @@ $(BUILD)/kvrelay: $(call obj,$(TOOL_SRC)) $(COMMON) $(LIB)
 
 $(LIB): $(call obj,$(LIB_SRC)) $(PB_SRC:.c=.o)
 $(COMMON): $(call obj,$(COMMON_SRC))
-# Unit tests may reach into the programs, all but their main.c.
-$(SUPPORT): $(call obj,$(SUPPORT_SRC) $(filter-out %/main.c,$(DAEMON_SRC) $(TOOL_SRC)))
-$(LIB) $(COMMON) $(SUPPORT):
+$(SUPPORT): $(call obj,$(SUPPORT_SRC))
+$(INSIDES): $(call obj,$(filter-out %/main.c,$(DAEMON_SRC) $(TOOL_SRC)))
+$(LIB) $(COMMON) $(SUPPORT) $(INSIDES):
 	@mkdir -p $(@D)
 	@rm -f $@
 	$(AR) rcs $@ $^
@@ -116,7 +117,10 @@ $(BUILD)/obj/tests/unit/%.o: tests/unit/%.c $(STAMP) | $(PB_SRC)
 
 $(BUILD)/tests/test_%: $(BUILD)/obj/tests/unit/test_%.o $(SUPPORT) $(COMMON) $(LIB)
 	@mkdir -p $(@D)
-	$(LINK) $^ $(call own_link,tests/unit/test_$*.c) $(TEST_LIBS) $(LIBS) -o $@
+	$(LINK) -Wl,--start-group $^ -Wl,--end-group $(call own_link,tests/unit/test_$*.c) $(TEST_LIBS) $(LIBS) -o $@
+
+# Tests of a program reach into it: all of it but main.c.
+$(filter $(BUILD)/tests/test_kvrelayd% $(BUILD)/tests/test_tool%,$(UNITS)): $(INSIDES)
 
 $(RUN_VECTORS): $(call obj,$(VECTOR_SRC)) $(SUPPORT) $(COMMON) $(LIB)
 	$(LINK) $^ $(TEST_LIBS) $(LIBS) -o $@
