@@ -1119,12 +1119,16 @@ HASHFMT_IMPL_API_ int hashfmt_pairs_flatten(const uint32_t *pairs, size_t pair_c
   const size_t count = pair_count > 0 ? pair_count + 1 : 0;
   size_t gaps = 0;
   size_t i;
-  if (token_count == NULL || (pair_count > 0 && pairs == NULL)) {
+  if (token_count == NULL || (pair_count > 0 && pairs == NULL) ||
+      pair_count > SIZE_MAX / (2 * sizeof *pairs)) { /* no such array, and count could wrap */
     return HASHFMT_ERR_ARG;
   }
   *token_count = count;
   if (count > cap) {
     return HASHFMT_ERR_NOSPACE;
+  }
+  if (count > 0 && tokens == NULL) {
+    return HASHFMT_ERR_ARG;
   }
   for (i = 0; i < pair_count; i++) {
     const uint32_t second = pairs[2 * i + 1];
