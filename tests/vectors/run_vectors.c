@@ -185,8 +185,12 @@ static bool states_whole(const json_t *vector) {
 
 /* ---- one vector, one file ---- */
 
-static void run_one(tally *sum, const char *subject, const char *kind_name, json_t *vector,
-                    bool self_test) {
+static bool self_test, verbose;
+
+static void run_one(tally *sum, const char *subject, const char *kind_name, json_t *vector) {
+  const char *id = json_string_value(json_object_get(vector, "id"));
+  if (verbose)
+    printf("%s %s %s\n", subject, kind_name, id ? id : "?");
   const vec_kind *kind = find_kind(subject, kind_name);
   char why[512] = "no reason given";
   int result = kind ? vec_run_guarded(kind, vector, why, sizeof why) : VEC_SKIPPED;
@@ -206,11 +210,10 @@ static void run_one(tally *sum, const char *subject, const char *kind_name, json
     return;
   }
   sum->failed++;
-  const char *id = json_string_value(json_object_get(vector, "id"));
   printf("FAILED %s %s %s: %s\n", subject, kind_name, id ? id : "?", why);
 }
 
-static bool run_file(tally *sum, const char *path, json_t *root, bool self_test) {
+static bool run_file(tally *sum, const char *path, json_t *root) {
   const char *format = json_string_value(json_object_get(root, "format"));
   const char *subject = json_string_value(json_object_get(root, "subject"));
   if (!format || strcmp(format, "kvrelay-vectors") != 0 || !subject ||
@@ -223,7 +226,7 @@ static bool run_file(tally *sum, const char *path, json_t *root, bool self_test)
   json_t *vector;
   json_array_foreach (vectors, i, vector) {
     const char *kind = json_string_value(json_object_get(vector, "kind"));
-    run_one(sum, subject, kind ? kind : "(none)", vector, self_test);
+    run_one(sum, subject, kind ? kind : "(none)", vector);
   }
   if (vectors)
     return true;
@@ -231,20 +234,29 @@ static bool run_file(tally *sum, const char *path, json_t *root, bool self_test)
   json_t *entries;
   json_object_foreach (root, group, entries) {
     if (json_is_object(entries))
-      run_one(sum, subject, group, entries, self_test);
+      run_one(sum, subject, group, entries);
     json_array_foreach (entries, i, vector)
-      run_one(sum, subject, group, vector, self_test);
+      run_one(sum, subject, group, vector);
   }
   return true;
 }
 
 int main(int argc, char **argv) {
-  bool self_test = argc > 1 && strcmp(argv[1], "--self-test") == 0;
-  int first = self_test ? 2 : 1;
-  if (first >= argc) {
-    fprintf(stderr, "usage: run_vectors [--self-test] FILE...\n");
+  int first = 1;
+  for (; first < argc && strncmp(argv[first], "--", 2) == 0; first++) {
+    if (strcmp(argv[first], "--self-test") == 0)
+      self_test = true;
+    else if (strcmp(argv[first], "--verbose") == 0)
+      verbose = true;
+    else
+      break;
+  }
+  if (first >= argc || argv[first][0] == '-') {
+    fprintf(stderr, "usage: run_vectors [--self-test] [--verbose] FILE...\n");
     return 2;
   }
+  setvbuf(stdout, NULL, _IOLBF,
+          BUFSIZ); /* what was found stays visible if a later vector crashes */
   tally sum = {0};
   bool readable = true;
   json_t **roots = calloc((size_t)argc, sizeof(json_t *)); /* names of skipped kinds live in them */
@@ -255,7 +267,7 @@ int main(int argc, char **argv) {
     roots[i] = json_load_file(argv[i], JSON_REJECT_DUPLICATES, &error);
     if (!roots[i])
       fprintf(stderr, "run_vectors: %s:%d: %s\n", argv[i], error.line, error.text);
-    if (!roots[i] || !run_file(&sum, argv[i], roots[i], self_test))
+    if (!roots[i] || !run_file(&sum, argv[i], roots[i]))
       readable = false;
   }
   for (size_t i = 0; i < sum.skips_len; i++)
