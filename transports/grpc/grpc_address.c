@@ -1,0 +1,93 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "grpc_address.h"
+
+#include <netdb.h>
+#include <netinet/in.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/un.h>
+
+static bool port_valid(const char *port) {
+  unsigned value = 0;
+  if (*port == '\0' || strlen(port) > 5)
+    return false;
+  for (const char *p = port; *p != '\0'; p++) {
+    if (*p < '0' || *p > '9')
+      return false;
+    value = 10 * value + (unsigned)(*p - '0');
+  }
+  return value <= 65535;
+}
+
+int kvrelay_grpc_address_split(const char *text, char *host, size_t host_cap, char *port,
+                               size_t port_cap) {
+  const char *colon = strrchr(text, ':');
+  if (colon == NULL || !port_valid(colon + 1) || strlen(colon + 1) >= port_cap)
+    return KVRELAY_TRANSPORT_ERR_ADDRESS;
+  size_t len = (size_t)(colon - text);
+  if (len >= 2 && text[0] == '[' && text[len - 1] == ']') {
+    text++;
+    len -= 2;
+  } else if (memchr(text, ':', len) != NULL) {
+    return KVRELAY_TRANSPORT_ERR_ADDRESS;
+  }
+  if (len == 0 || len >= host_cap)
+    return KVRELAY_TRANSPORT_ERR_ADDRESS;
+  memcpy(host, text, len);
+  host[len] = '\0';
+  memcpy(port, colon + 1, strlen(colon + 1) + 1);
+  return KVRELAY_TRANSPORT_OK;
+}
+
+int kvrelay_grpc_address_resolve(const char *host, const char *port, bool numeric,
+                                 kvrelay_grpc_address *out, size_t cap) {
+  struct addrinfo hints = {.ai_socktype = SOCK_STREAM,
+                           .ai_family = AF_UNSPEC,
+                           .ai_flags = AI_NUMERICSERV | (numeric ? AI_NUMERICHOST : 0)};
+  struct addrinfo *list = NULL;
+  if (getaddrinfo(host, port, &hints, &list) != 0)
+    return KVRELAY_TRANSPORT_ERR_ADDRESS;
+  int count = 0;
+  for (const struct addrinfo *a = list; a != NULL && (size_t)count < cap; a = a->ai_next) {
+    if (a->ai_addrlen > sizeof out->storage)
+      continue;
+    memset(&out[count], 0, sizeof out[count]);
+    memcpy(&out[count].storage, a->ai_addr, a->ai_addrlen);
+    out[count++].len = a->ai_addrlen;
+  }
+  freeaddrinfo(list);
+  return count > 0 ? count : KVRELAY_TRANSPORT_ERR_ADDRESS;
+}
+
+int kvrelay_grpc_address_unix(const char *path, kvrelay_grpc_address *out) {
+  struct sockaddr_un address = {.sun_family = AF_UNIX};
+  size_t len = strlen(path);
+  if (len == 0 || len >= sizeof address.sun_path)
+    return KVRELAY_TRANSPORT_ERR_ADDRESS;
+  memcpy(address.sun_path, path, len + 1);
+  memset(out, 0, sizeof *out);
+  memcpy(&out->storage, &address, sizeof address);
+  out->len = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + len + 1);
+  return KVRELAY_TRANSPORT_OK;
+}
+
+void kvrelay_grpc_address_format(const kvrelay_grpc_address *address,
+                                 char out[KVRELAY_GRPC_ADDRESS_CAP]) {
+  char host[80], port[8];
+  struct sockaddr_storage copy = address->storage;
+  if (copy.ss_family == AF_UNIX) {
+    struct sockaddr_un un;
+    memcpy(&un, &copy, sizeof un);
+    snprintf(out, KVRELAY_GRPC_ADDRESS_CAP, "unix:%s",
+             address->len > offsetof(struct sockaddr_un, sun_path) ? un.sun_path : "");
+    return;
+  }
+  if (getnameinfo((struct sockaddr *)&copy, address->len, host, sizeof host, port, sizeof port,
+                  NI_NUMERICHOST | NI_NUMERICSERV) != 0) {
+    snprintf(out, KVRELAY_GRPC_ADDRESS_CAP, "?");
+    return;
+  }
+  snprintf(out, KVRELAY_GRPC_ADDRESS_CAP, copy.ss_family == AF_INET6 ? "[%s]:%s" : "%s:%s", host,
+           port);
+}

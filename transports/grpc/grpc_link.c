@@ -1,0 +1,384 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "grpc_link.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+#define INPUT_CAP ((size_t)262144)
+/* Reads and bytes written in one go before other links get their turn. */
+#define READS_PER_TURN 4
+#define WRITE_PER_TURN ((size_t)4 << 20)
+#define WRITE_PIECES 64
+#define LINGER_NS UINT64_C(1000000000)
+#define FRAME_LEN_MAX ((ssize_t)262144)
+
+uint64_t kvrelay_grpc_now_ns(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+struct timeval kvrelay_grpc_timeval(uint64_t ns) {
+  const uint64_t longest_s = 1000000000; /* beyond it a timer means "never" */
+  uint64_t us = ns / 1000 + (ns % 1000 != 0);
+  if (us / 1000000 >= longest_s)
+    us = longest_s * 1000000;
+  return (struct timeval){(time_t)(us / 1000000), (suseconds_t)(us % 1000000)};
+}
+
+/* ---- loop ---- */
+
+static void link_flush(kvrelay_grpc_link *link);
+static void link_settle(kvrelay_grpc_link *link);
+
+static void on_wake(evutil_socket_t fd, short what, void *loop_) {
+  kvrelay_grpc_loop *loop = loop_;
+  uint64_t count;
+  (void)what;
+  loop->turns++;
+  if (read(fd, &count, sizeof count) < 0)
+    return; /* another turn took it */
+}
+
+static void on_timeout(evutil_socket_t fd, short what, void *loop_) {
+  kvrelay_grpc_loop *loop = loop_;
+  (void)fd;
+  (void)what;
+  loop->timed_out = true;
+}
+
+static void on_kick(evutil_socket_t fd, short what, void *loop_) {
+  kvrelay_grpc_loop *loop = loop_;
+  (void)fd;
+  (void)what;
+  loop->turns++;
+  loop->on_kick(loop->owner);
+  kvrelay_grpc_link *link;
+  while ((link = TAILQ_FIRST(&loop->kicked)) != NULL) {
+    TAILQ_REMOVE(&loop->kicked, link, kicked);
+    link->is_kicked = false;
+    link_flush(link);
+    link_settle(link);
+  }
+}
+
+static struct event_base *own_base(void) {
+  struct event_config *config = event_config_new();
+  if (config == NULL)
+    return NULL;
+  event_config_set_flag(config, EVENT_BASE_FLAG_PRECISE_TIMER);
+  struct event_base *base = event_base_new_with_config(config);
+  event_config_free(config);
+  return base;
+}
+
+int kvrelay_grpc_loop_open(kvrelay_grpc_loop *loop, struct event_base *base,
+                           void (*kick)(void *owner), void *owner) {
+  memset(loop, 0, sizeof *loop);
+  TAILQ_INIT(&loop->kicked);
+  loop->on_kick = kick;
+  loop->owner = owner;
+  loop->own_base = base == NULL;
+  loop->wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+  loop->base = base != NULL ? base : own_base();
+  loop->input = malloc(INPUT_CAP);
+  if (loop->wake_fd >= 0 && loop->base != NULL && loop->input != NULL) {
+    loop->wake = event_new(loop->base, loop->wake_fd, EV_READ | EV_PERSIST, on_wake, loop);
+    loop->timeout = evtimer_new(loop->base, on_timeout, loop);
+    loop->kick = event_new(loop->base, -1, 0, on_kick, loop);
+    if (loop->wake != NULL && loop->timeout != NULL && loop->kick != NULL &&
+        event_add(loop->wake, NULL) == 0)
+      return KVRELAY_TRANSPORT_OK;
+  }
+  int err = loop->wake_fd < 0 ? KVRELAY_TRANSPORT_ERR_SYSTEM : KVRELAY_TRANSPORT_ERR_MEMORY;
+  kvrelay_grpc_loop_close(loop);
+  return err;
+}
+
+void kvrelay_grpc_loop_close(kvrelay_grpc_loop *loop) {
+  if (loop->wake != NULL)
+    event_free(loop->wake);
+  if (loop->timeout != NULL)
+    event_free(loop->timeout);
+  if (loop->kick != NULL)
+    event_free(loop->kick);
+  if (loop->own_base && loop->base != NULL)
+    event_base_free(loop->base);
+  if (loop->wake_fd >= 0)
+    close(loop->wake_fd);
+  free(loop->input);
+}
+
+int kvrelay_grpc_loop_run(kvrelay_grpc_loop *loop, uint64_t timeout_ns) {
+  loop->timed_out = false;
+  loop->turns = 0;
+  int flags = EVLOOP_ONCE;
+  if (timeout_ns == 0) {
+    flags |= EVLOOP_NONBLOCK;
+    loop->timed_out = true;
+  } else if (timeout_ns != KVRELAY_TIME_NONE) {
+    struct timeval wait = kvrelay_grpc_timeval(timeout_ns);
+    if (event_add(loop->timeout, &wait) != 0)
+      return KVRELAY_TRANSPORT_ERR_MEMORY;
+  }
+  int result = event_base_loop(loop->base, flags);
+  if (timeout_ns != 0 && timeout_ns != KVRELAY_TIME_NONE)
+    event_del(loop->timeout);
+  if (result < 0)
+    return KVRELAY_TRANSPORT_ERR_SYSTEM;
+  /* Without a time-out something ran, perhaps an event of somebody else on this base. */
+  return loop->turns > 0 || !loop->timed_out;
+}
+
+void kvrelay_grpc_loop_wake(kvrelay_grpc_loop *loop) {
+  int saved = errno;
+  uint64_t one = 1;
+  if (write(loop->wake_fd, &one, sizeof one) < 0)
+    errno = saved; /* the counter is full: it is awake */
+  errno = saved;
+}
+
+void kvrelay_grpc_loop_kick(kvrelay_grpc_loop *loop) { event_active(loop->kick, EV_WRITE, 0); }
+
+/* ---- link: end ---- */
+
+void kvrelay_grpc_link_fail(kvrelay_grpc_link *link, int err, const char *text) {
+  if (link->err != 0)
+    return;
+  link->err = err;
+  snprintf(link->text, sizeof link->text, "%s", text);
+  kvrelay_grpc_link_kick(link);
+}
+
+/* The last thing every entry from the loop does; the link may be gone afterwards. */
+static void link_settle(kvrelay_grpc_link *link) {
+  if (link->err != 0)
+    link->events->gone(link);
+}
+
+static void link_linger(kvrelay_grpc_link *link) {
+  if (shutdown(link->fd, SHUT_WR) != 0) {
+    kvrelay_grpc_link_fail(link, KVRELAY_TRANSPORT_ERR_CONNECT, strerror(errno));
+    return;
+  }
+  link->lingering = true;
+  link->linger_until_ns = kvrelay_grpc_now_ns() + LINGER_NS;
+  kvrelay_grpc_link_rearm(link);
+}
+
+/* ---- link: output ---- */
+
+bool kvrelay_grpc_link_has_room(const kvrelay_grpc_link *link) {
+  return evbuffer_get_length(link->out) < link->out_threshold;
+}
+
+ssize_t kvrelay_grpc_link_frame_len(nghttp2_session *session, uint8_t frame_type, int32_t stream_id,
+                                    int32_t session_window, int32_t stream_window,
+                                    uint32_t max_frame_size, void *user_data) {
+  (void)session;
+  (void)frame_type;
+  (void)stream_id;
+  (void)session_window; /* nghttp2 itself cuts to windows and frame size */
+  (void)stream_window;
+  (void)max_frame_size;
+  (void)user_data;
+  return FRAME_LEN_MAX;
+}
+
+/* Frames out of nghttp2 into `out`, up to the threshold. */
+static void link_fill(kvrelay_grpc_link *link) {
+  while (!link->closing && kvrelay_grpc_link_has_room(link)) {
+    const uint8_t *data;
+    ssize_t n = nghttp2_session_mem_send(link->session, &data);
+    if (n < 0) {
+      kvrelay_grpc_link_fail(link, KVRELAY_TRANSPORT_ERR_MEMORY, nghttp2_strerror((int)n));
+      return;
+    }
+    if (n == 0)
+      return;
+    if (evbuffer_add(link->out, data, (size_t)n) != 0) {
+      kvrelay_grpc_link_fail(link, KVRELAY_TRANSPORT_ERR_MEMORY, "no memory for output");
+      return;
+    }
+  }
+}
+
+/* One gathered write.  Not evbuffer_write: that one raises SIGPIPE.  Returns the bytes written. */
+static size_t link_write(kvrelay_grpc_link *link) {
+  struct evbuffer_iovec pieces[WRITE_PIECES];
+  int count = evbuffer_peek(link->out, -1, NULL, pieces, WRITE_PIECES);
+  struct msghdr message = {.msg_iov = pieces,
+                           .msg_iovlen = (size_t)(count > WRITE_PIECES ? WRITE_PIECES : count)};
+  ssize_t n = sendmsg(link->fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+  if (n < 0) {
+    if (errno != EAGAIN && errno != EINTR)
+      kvrelay_grpc_link_fail(link, KVRELAY_TRANSPORT_ERR_CONNECT, strerror(errno));
+    return 0;
+  }
+  evbuffer_drain(link->out, (size_t)n);
+  return (size_t)n;
+}
+
+static void link_flush(kvrelay_grpc_link *link) {
+  size_t written = 0;
+  if (link->lingering || link->err != 0 || link->session == NULL)
+    return;
+  for (;;) {
+    link_fill(link);
+    if (link->err != 0 || evbuffer_get_length(link->out) == 0)
+      break;
+    size_t n = link_write(link);
+    written += n;
+    if (link->err != 0)
+      return;
+    if (n == 0 || written > WRITE_PER_TURN) {
+      event_add(link->writable, NULL);
+      return;
+    }
+  }
+  if (link->err != 0)
+    return;
+  bool done =
+      !nghttp2_session_want_read(link->session) && !nghttp2_session_want_write(link->session);
+  if (link->closing || done)
+    link_linger(link);
+}
+
+static void on_writable(evutil_socket_t fd, short what, void *link_) {
+  kvrelay_grpc_link *link = link_;
+  (void)fd;
+  (void)what;
+  link->loop->turns++;
+  link_flush(link);
+  link_settle(link);
+}
+
+void kvrelay_grpc_link_kick(kvrelay_grpc_link *link) {
+  if (link->is_kicked)
+    return;
+  link->is_kicked = true;
+  TAILQ_INSERT_TAIL(&link->loop->kicked, link, kicked);
+  kvrelay_grpc_loop_kick(link->loop);
+}
+
+/* ---- link: input ---- */
+
+static void link_feed(kvrelay_grpc_link *link, const uint8_t *bytes, size_t len) {
+  if (link->events->received != NULL && !link->events->received(link, bytes, len))
+    return;
+  ssize_t used = nghttp2_session_mem_recv(link->session, bytes, len);
+  if (used < 0)
+    kvrelay_grpc_link_fail(link,
+                           used == NGHTTP2_ERR_NOMEM ? KVRELAY_TRANSPORT_ERR_MEMORY
+                                                     : KVRELAY_TRANSPORT_ERR_PROTOCOL,
+                           nghttp2_strerror((int)used));
+}
+
+static void on_readable(evutil_socket_t fd, short what, void *link_) {
+  kvrelay_grpc_link *link = link_;
+  (void)what;
+  link->loop->turns++;
+  for (int i = 0; i < READS_PER_TURN && link->err == 0; i++) {
+    ssize_t n = read(fd, link->loop->input, INPUT_CAP);
+    if (n < 0) {
+      if (errno != EAGAIN && errno != EINTR)
+        kvrelay_grpc_link_fail(link, KVRELAY_TRANSPORT_ERR_CONNECT, strerror(errno));
+      break;
+    }
+    if (n == 0) {
+      kvrelay_grpc_link_fail(link, KVRELAY_TRANSPORT_ERR_CONNECT, "closed by the peer");
+      break;
+    }
+    if (!link->lingering && !link->closing)
+      link_feed(link, link->loop->input, (size_t)n);
+    if ((size_t)n < INPUT_CAP)
+      break;
+  }
+  link_flush(link);
+  link_settle(link);
+}
+
+/* ---- link: time ---- */
+
+static void on_timer(evutil_socket_t fd, short what, void *link_) {
+  kvrelay_grpc_link *link = link_;
+  uint64_t now = kvrelay_grpc_now_ns();
+  (void)fd;
+  (void)what;
+  link->loop->turns++;
+  link->timer_at_ns = KVRELAY_TIME_NONE;
+  if (link->lingering) {
+    if (now >= link->linger_until_ns)
+      kvrelay_grpc_link_fail(link, KVRELAY_TRANSPORT_CLOSED, "closed");
+  } else {
+    link->events->tick(link, now);
+    link_flush(link);
+  }
+  if (link->err == 0)
+    kvrelay_grpc_link_rearm(link);
+  link_settle(link);
+}
+
+void kvrelay_grpc_link_rearm(kvrelay_grpc_link *link) {
+  uint64_t at = link->lingering ? link->linger_until_ns : link->events->deadline_ns(link);
+  if (at == link->timer_at_ns)
+    return;
+  link->timer_at_ns = at;
+  if (at == KVRELAY_TIME_NONE) {
+    evtimer_del(link->timer);
+    return;
+  }
+  uint64_t now = kvrelay_grpc_now_ns();
+  struct timeval wait = kvrelay_grpc_timeval(at > now ? at - now : 0);
+  if (evtimer_add(link->timer, &wait) != 0)
+    kvrelay_grpc_link_fail(link, KVRELAY_TRANSPORT_ERR_MEMORY, "no memory for a timer");
+}
+
+/* ---- link: life ---- */
+
+int kvrelay_grpc_link_open(kvrelay_grpc_link *link, kvrelay_grpc_loop *loop,
+                           const kvrelay_grpc_link_events *events, int fd, size_t out_threshold) {
+  link->loop = loop;
+  link->events = events;
+  link->fd = fd;
+  link->out_threshold = out_threshold;
+  link->timer_at_ns = KVRELAY_TIME_NONE;
+  link->out = evbuffer_new();
+  link->readable = event_new(loop->base, fd, EV_READ | EV_PERSIST, on_readable, link);
+  link->writable = event_new(loop->base, fd, EV_WRITE, on_writable, link);
+  link->timer = evtimer_new(loop->base, on_timer, link);
+  if (link->out == NULL || link->readable == NULL || link->writable == NULL ||
+      link->timer == NULL || event_add(link->readable, NULL) != 0) {
+    kvrelay_grpc_link_close(link);
+    return KVRELAY_TRANSPORT_ERR_MEMORY;
+  }
+  return KVRELAY_TRANSPORT_OK;
+}
+
+void kvrelay_grpc_link_close(kvrelay_grpc_link *link) {
+  if (link->is_kicked)
+    TAILQ_REMOVE(&link->loop->kicked, link, kicked);
+  link->is_kicked = false;
+  if (link->session != NULL)
+    nghttp2_session_del(link->session);
+  if (link->readable != NULL)
+    event_free(link->readable);
+  if (link->writable != NULL)
+    event_free(link->writable);
+  if (link->timer != NULL)
+    event_free(link->timer);
+  if (link->out != NULL)
+    evbuffer_free(link->out);
+  if (link->fd >= 0)
+    close(link->fd);
+  link->session = NULL;
+  link->readable = link->writable = link->timer = NULL;
+  link->out = NULL;
+  link->fd = -1;
+}

@@ -1,0 +1,98 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* grpc_link.h - what server and client share: the loop, and one HTTP/2 connection on a socket. */
+#ifndef KVRELAY_GRPC_LINK_H
+#define KVRELAY_GRPC_LINK_H
+
+#include <event2/buffer.h>
+#include <event2/event.h>
+#include <nghttp2/nghttp2.h>
+#include <sys/queue.h>
+
+#include "../transport.h"
+
+typedef struct kvrelay_grpc_link kvrelay_grpc_link;
+TAILQ_HEAD(kvrelay_grpc_links, kvrelay_grpc_link);
+
+/* ---- loop ---- */
+
+typedef struct kvrelay_grpc_loop {
+  struct event_base *base;
+  struct event *wake, *timeout, *kick;
+  struct kvrelay_grpc_links kicked; /* links with something to write */
+  void (*on_kick)(void *owner);     /* before they are written */
+  void *owner;
+  uint8_t *input; /* one for all links: nothing stays in it */
+  int wake_fd;
+  unsigned turns; /* callbacks of ours that ran */
+  bool own_base, timed_out;
+} kvrelay_grpc_loop;
+
+/* `base` NULL: one of its own. */
+int kvrelay_grpc_loop_open(kvrelay_grpc_loop *loop, struct event_base *base,
+                           void (*on_kick)(void *owner), void *owner);
+void kvrelay_grpc_loop_close(kvrelay_grpc_loop *loop);
+/* One turn; as run_once of transport.h. */
+int kvrelay_grpc_loop_run(kvrelay_grpc_loop *loop, uint64_t timeout_ns);
+/* From any thread or signal handler. */
+void kvrelay_grpc_loop_wake(kvrelay_grpc_loop *loop);
+/* Calls `on_kick` and writes the links that wait, in this turn or the next. */
+void kvrelay_grpc_loop_kick(kvrelay_grpc_loop *loop);
+/* Monotonic. */
+uint64_t kvrelay_grpc_now_ns(void);
+/* Time-out of a libevent timer; rounded up to its microseconds. */
+struct timeval kvrelay_grpc_timeval(uint64_t ns);
+
+/* ---- link ---- */
+
+/* What a link tells its owner. */
+typedef struct kvrelay_grpc_link_events {
+  /* Everything received before it goes to nghttp2; false: the link is failed already.  May be NULL.
+   */
+  bool (*received)(kvrelay_grpc_link *link, const uint8_t *bytes, size_t len);
+  /* Monotonic time of the next `tick`; KVRELAY_TIME_NONE: none. */
+  uint64_t (*deadline_ns)(const kvrelay_grpc_link *link);
+  void (*tick)(kvrelay_grpc_link *link, uint64_t now_ns);
+  /* The connection is over, for `link->err` and `link->text`.  The owner frees the link now.  Never
+   * called from inside an nghttp2 callback. */
+  void (*gone)(kvrelay_grpc_link *link);
+} kvrelay_grpc_link_events;
+
+struct kvrelay_grpc_link {
+  kvrelay_grpc_loop *loop;
+  const kvrelay_grpc_link_events *events;
+  nghttp2_session *session;
+  struct evbuffer *out;
+  size_t out_threshold; /* bytes in `out` above which nothing more is produced */
+  struct event *readable, *writable, *timer;
+  uint64_t linger_until_ns;
+  uint64_t timer_at_ns;
+  TAILQ_ENTRY(kvrelay_grpc_link) kicked;
+  int fd;
+  int err; /* 0 while it lives */
+  char text[128];
+  bool is_kicked;
+  bool closing;   /* send what is in `out`, then shut down */
+  bool lingering; /* shut down: reads until the peer closes, for a second at most */
+};
+
+/* Takes `fd` (also on failure) and `session`; both may be closed and freed only through
+ * kvrelay_grpc_link_close. */
+int kvrelay_grpc_link_open(kvrelay_grpc_link *link, kvrelay_grpc_loop *loop,
+                           const kvrelay_grpc_link_events *events, int fd, size_t out_threshold);
+void kvrelay_grpc_link_close(kvrelay_grpc_link *link);
+/* Something was submitted: write soon. */
+void kvrelay_grpc_link_kick(kvrelay_grpc_link *link);
+/* The deadline may have become earlier. */
+void kvrelay_grpc_link_rearm(kvrelay_grpc_link *link);
+/* The connection is lost; `gone` follows in the same or the next turn.  The first reason wins. */
+void kvrelay_grpc_link_fail(kvrelay_grpc_link *link, int err, const char *text);
+/* True while the link takes more output: rule 3 of transport.h. */
+bool kvrelay_grpc_link_has_room(const kvrelay_grpc_link *link);
+
+/* Data-frame length callback of nghttp2: as large as the peer allows, up to a bound that keeps
+ * streams taking turns. */
+ssize_t kvrelay_grpc_link_frame_len(nghttp2_session *session, uint8_t frame_type, int32_t stream_id,
+                                    int32_t session_window, int32_t stream_window,
+                                    uint32_t max_frame_size, void *user_data);
+
+#endif

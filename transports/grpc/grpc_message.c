@@ -1,0 +1,292 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "grpc_message.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* Room of a message that arrives in pieces grows by what arrived, never by what was announced. */
+#define INBOX_FIRST_CAP ((size_t)4096)
+/* A piece this long is lent to the output buffer; below it a copy is cheaper than the bookkeeping.
+ */
+#define LEND_MIN ((size_t)4096)
+/* Room an outbox starts with, a few small messages, and the most it keeps while it is empty. */
+#define BLOB_FIRST_CAP ((size_t)256)
+#define BLOB_KEEP_CAP ((size_t)65536)
+
+/* ---- inbox ---- */
+
+void kvrelay_grpc_inbox_init(kvrelay_grpc_inbox *in, size_t max_bytes) {
+  memset(in, 0, sizeof *in);
+  in->max_bytes_ = max_bytes;
+}
+
+void kvrelay_grpc_inbox_free(kvrelay_grpc_inbox *in) {
+  free(in->body_);
+  in->body_ = NULL;
+  in->body_cap_ = in->body_len_ = in->prefix_len_ = 0;
+}
+
+bool kvrelay_grpc_inbox_empty(const kvrelay_grpc_inbox *in) { return in->prefix_len_ == 0; }
+
+static bool inbox_reserve(kvrelay_grpc_inbox *in, size_t cap) {
+  if (cap <= in->body_cap_)
+    return true;
+  size_t grown = in->body_cap_ < INBOX_FIRST_CAP ? INBOX_FIRST_CAP : 2 * in->body_cap_;
+  if (grown > in->need_)
+    grown = in->need_;
+  if (grown < cap)
+    grown = cap;
+  uint8_t *body = realloc(in->body_, grown);
+  if (body == NULL)
+    return false;
+  in->body_ = body;
+  in->body_cap_ = grown;
+  return true;
+}
+
+ptrdiff_t kvrelay_grpc_inbox_feed(kvrelay_grpc_inbox *in, const uint8_t *bytes, size_t len,
+                                  kvrelay_iov *message) {
+  size_t used = 0;
+  message->base = NULL;
+  message->len = 0;
+  while (in->prefix_len_ < KVRELAY_GRPC_PREFIX_LEN) {
+    if (used == len)
+      return (ptrdiff_t)used;
+    in->prefix_[in->prefix_len_++] = bytes[used++];
+    if (in->prefix_len_ < KVRELAY_GRPC_PREFIX_LEN)
+      continue;
+    const uint8_t *p = in->prefix_;
+    in->need_ = (size_t)p[1] << 24 | (size_t)p[2] << 16 | (size_t)p[3] << 8 | p[4];
+    if (p[0] != 0)
+      return KVRELAY_TRANSPORT_ERR_PROTOCOL;
+    if (in->need_ > in->max_bytes_)
+      return KVRELAY_TRANSPORT_ERR_LIMIT;
+  }
+  size_t missing = in->need_ - in->body_len_;
+  size_t taken = len - used < missing ? len - used : missing;
+  if (in->body_len_ == 0 && taken == missing) {
+    message->base = taken == 0 ? in->prefix_ : bytes + used;
+  } else {
+    if (!inbox_reserve(in, in->body_len_ + taken))
+      return KVRELAY_TRANSPORT_ERR_MEMORY;
+    if (taken > 0)
+      memcpy(in->body_ + in->body_len_, bytes + used, taken);
+    in->body_len_ += taken;
+    if (taken == missing)
+      message->base = in->body_;
+  }
+  if (message->base != NULL) {
+    message->len = in->need_;
+    in->prefix_len_ = in->body_len_ = 0;
+  }
+  return (ptrdiff_t)(used + taken);
+}
+
+/* ---- outbox ---- */
+
+struct kvrelay_grpc_blob {
+  size_t refs; /* the outbox, and each piece an output buffer still holds */
+  size_t len, cap;
+  uint8_t bytes[];
+};
+
+static void blob_drop(struct kvrelay_grpc_blob *blob) {
+  if (blob != NULL && --blob->refs == 0)
+    free(blob);
+}
+
+static void blob_returned(const void *data, size_t len, void *blob) {
+  (void)data;
+  (void)len;
+  blob_drop(blob);
+}
+
+void kvrelay_grpc_outbox_free(kvrelay_grpc_outbox *out) {
+  blob_drop(out->blob_);
+  out->blob_ = NULL;
+  out->off_ = 0;
+}
+
+size_t kvrelay_grpc_outbox_pending(const kvrelay_grpc_outbox *out) {
+  return out->blob_ == NULL ? 0 : out->blob_->len - out->off_;
+}
+
+bool kvrelay_grpc_outbox_can_add(const kvrelay_grpc_outbox *out) {
+  return out->blob_ == NULL || out->blob_->refs == 1 || kvrelay_grpc_outbox_pending(out) == 0;
+}
+
+/* Room for `more` bytes in a blob that nobody else reads. */
+static bool outbox_reserve(kvrelay_grpc_outbox *out, size_t more) {
+  struct kvrelay_grpc_blob *blob = out->blob_;
+  size_t pending = kvrelay_grpc_outbox_pending(out);
+  if (blob != NULL && blob->refs == 1) {
+    if (out->off_ > 0 && pending > 0)
+      memmove(blob->bytes, blob->bytes + out->off_, pending);
+    blob->len = pending;
+    out->off_ = 0;
+    if (more <= blob->cap - pending)
+      return true;
+  }
+  bool own = blob != NULL && blob->refs == 1;
+  size_t cap = own && blob->cap > (pending + more) / 2 ? 2 * blob->cap : pending + more;
+  if (cap < BLOB_FIRST_CAP)
+    cap = BLOB_FIRST_CAP;
+  struct kvrelay_grpc_blob *grown = realloc(own ? blob : NULL, sizeof *grown + cap);
+  if (grown == NULL)
+    return false;
+  if (!own) {
+    blob_drop(blob);
+    grown->refs = 1;
+    grown->len = 0;
+    out->off_ = 0;
+  }
+  grown->cap = cap;
+  out->blob_ = grown;
+  return true;
+}
+
+int kvrelay_grpc_outbox_add(kvrelay_grpc_outbox *out, const kvrelay_parts *parts) {
+  if (parts->bytes > UINT32_MAX || !outbox_reserve(out, KVRELAY_GRPC_PREFIX_LEN + parts->bytes))
+    return KVRELAY_TRANSPORT_ERR_MEMORY;
+  uint8_t *p = out->blob_->bytes + out->blob_->len;
+  *p++ = 0;
+  *p++ = (uint8_t)(parts->bytes >> 24);
+  *p++ = (uint8_t)(parts->bytes >> 16);
+  *p++ = (uint8_t)(parts->bytes >> 8);
+  *p++ = (uint8_t)parts->bytes;
+  for (size_t i = 0; i < parts->part_len; i++) {
+    if (parts->part[i].len > 0)
+      memcpy(p, parts->part[i].base, parts->part[i].len);
+    p += parts->part[i].len;
+  }
+  out->blob_->len += KVRELAY_GRPC_PREFIX_LEN + parts->bytes;
+  return KVRELAY_TRANSPORT_OK;
+}
+
+int kvrelay_grpc_outbox_move(kvrelay_grpc_outbox *out, size_t n, struct evbuffer *to) {
+  struct kvrelay_grpc_blob *blob = out->blob_;
+  const uint8_t *from = blob->bytes + out->off_;
+  if (n < LEND_MIN) {
+    if (evbuffer_add(to, from, n) != 0)
+      return KVRELAY_TRANSPORT_ERR_MEMORY;
+  } else {
+    if (evbuffer_add_reference(to, from, n, blob_returned, blob) != 0)
+      return KVRELAY_TRANSPORT_ERR_MEMORY;
+    blob->refs++;
+  }
+  out->off_ += n;
+  if (out->off_ == blob->len && blob->cap > BLOB_KEEP_CAP)
+    kvrelay_grpc_outbox_free(out);
+  return KVRELAY_TRANSPORT_OK;
+}
+
+/* ---- texts ---- */
+
+static bool plain(unsigned char c) { return c >= 0x20 && c <= 0x7E && c != '%'; }
+
+size_t kvrelay_grpc_percent_encode(const char *text, char *out, size_t cap) {
+  static const char digits[] = "0123456789ABCDEF";
+  size_t n = 0;
+  for (; *text != '\0'; text++) {
+    unsigned char c = (unsigned char)*text;
+    size_t need = plain(c) ? 1 : 3;
+    if (need > cap - n)
+      break;
+    if (need == 1) {
+      out[n++] = *text;
+    } else {
+      out[n++] = '%';
+      out[n++] = digits[c >> 4];
+      out[n++] = digits[c & 15];
+    }
+  }
+  return n;
+}
+
+static int hex_value(uint8_t c) {
+  if (c >= '0' && c <= '9')
+    return c - '0';
+  c |= 0x20;
+  return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+}
+
+void kvrelay_grpc_percent_decode(const uint8_t *text, size_t len, char *out, size_t cap) {
+  size_t n = 0, i = 0;
+  while (i < len && n + 1 < cap) {
+    int high = -1, low = -1;
+    if (text[i] == '%' && len - i > 2) {
+      high = hex_value(text[i + 1]);
+      low = hex_value(text[i + 2]);
+    }
+    if (high >= 0 && low >= 0) {
+      out[n++] = (char)(high << 4 | low);
+      i += 3;
+    } else {
+      out[n++] = (char)text[i++];
+    }
+  }
+  if (i < len) { /* cut: take back the beginning of a character */
+    size_t start = n;
+    while (start > 0 && n - start < 3 && ((unsigned char)out[start - 1] & 0xC0) == 0x80)
+      start--;
+    if (start > 0 && ((unsigned char)out[start - 1] & 0xC0) == 0xC0) {
+      unsigned char lead = (unsigned char)out[start - 1];
+      size_t whole = lead >= 0xF0 ? 4 : lead >= 0xE0 ? 3 : 2;
+      if (n - start + 1 < whole)
+        n = start - 1;
+    }
+  }
+  out[n] = '\0';
+}
+
+bool kvrelay_grpc_timeout_parse(const uint8_t *text, size_t len, uint64_t *out_ns) {
+  uint64_t value = 0, unit = 0;
+  if (len < 2 || len > 9)
+    return false;
+  for (size_t i = 0; i + 1 < len; i++) {
+    if (text[i] < '0' || text[i] > '9')
+      return false;
+    value = 10 * value + (uint64_t)(text[i] - '0');
+  }
+  switch (text[len - 1]) {
+  case 'H':
+    unit = UINT64_C(3600000000000);
+    break;
+  case 'M':
+    unit = UINT64_C(60000000000);
+    break;
+  case 'S':
+    unit = UINT64_C(1000000000);
+    break;
+  case 'm':
+    unit = UINT64_C(1000000);
+    break;
+  case 'u':
+    unit = UINT64_C(1000);
+    break;
+  case 'n':
+    unit = 1;
+    break;
+  default:
+    return false;
+  }
+  *out_ns = value > UINT64_MAX / unit ? KVRELAY_TIME_NONE : value * unit;
+  return true;
+}
+
+int kvrelay_grpc_content_type(const uint8_t *text, size_t len) {
+  static const char grpc[] = "application/grpc", proto[] = "+proto";
+  const size_t grpc_len = sizeof grpc - 1, proto_len = sizeof proto - 1;
+  if (len < grpc_len || memcmp(text, grpc, grpc_len) != 0)
+    return KVRELAY_GRPC_CONTENT_FOREIGN;
+  const uint8_t *rest = text + grpc_len;
+  size_t rest_len = len - grpc_len;
+  bool subtype = rest_len > 0 && rest[0] == '+';
+  if (rest_len >= proto_len && memcmp(rest, proto, proto_len) == 0) {
+    rest += proto_len;
+    rest_len -= proto_len;
+  }
+  if (rest_len == 0 || rest[0] == ';' || rest[0] == ' ')
+    return KVRELAY_GRPC_CONTENT_PROTO;
+  return subtype ? KVRELAY_GRPC_CONTENT_OTHER : KVRELAY_GRPC_CONTENT_FOREIGN;
+}

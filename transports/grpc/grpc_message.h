@@ -1,0 +1,82 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* grpc_message.h - gRPC messages and the texts around them, without sockets: prefix, percent
+ * encoding, timeout, content type. */
+#ifndef KVRELAY_GRPC_MESSAGE_H
+#define KVRELAY_GRPC_MESSAGE_H
+
+#include <event2/buffer.h>
+
+#include "../transport.h"
+
+/* One flag byte and the big-endian length of the message. */
+#define KVRELAY_GRPC_PREFIX_LEN 5
+
+/* ---- bytes in, whole messages out ---- */
+
+/* Joins the messages of one call; fields are private. */
+typedef struct kvrelay_grpc_inbox {
+  size_t max_bytes_;
+  uint8_t prefix_[KVRELAY_GRPC_PREFIX_LEN];
+  size_t prefix_len_;
+  uint8_t *body_; /* only for messages that arrive in pieces */
+  size_t body_len_, body_cap_, need_;
+} kvrelay_grpc_inbox;
+
+/* Messages above `max_bytes` will be refused. */
+void kvrelay_grpc_inbox_init(kvrelay_grpc_inbox *in, size_t max_bytes);
+void kvrelay_grpc_inbox_free(kvrelay_grpc_inbox *in);
+/*
+ * Takes bytes up to the end of the first message.  Returns how many; call again with the rest.
+ * `message->base` is not NULL when a message is complete; it stays valid until the next feed and as
+ * long as `bytes` does.  Errors, after which the call is lost: KVRELAY_TRANSPORT_ERR_LIMIT
+ * (announced length above the limit; nothing was buffered), _ERR_PROTOCOL (a flag other than 0),
+ * _ERR_MEMORY.
+ */
+ptrdiff_t kvrelay_grpc_inbox_feed(kvrelay_grpc_inbox *in, const uint8_t *bytes, size_t len,
+                                  kvrelay_iov *message);
+/* False in the middle of a message. */
+bool kvrelay_grpc_inbox_empty(const kvrelay_grpc_inbox *in);
+
+/* ---- messages in, bytes out ---- */
+
+/* What a call has still to send, prefixes included; fields are private. */
+typedef struct kvrelay_grpc_outbox {
+  struct kvrelay_grpc_blob *blob_; /* shared with the output buffers it was lent to */
+  size_t off_;
+} kvrelay_grpc_outbox;
+
+void kvrelay_grpc_outbox_free(kvrelay_grpc_outbox *out);
+/* Unsent bytes. */
+size_t kvrelay_grpc_outbox_pending(const kvrelay_grpc_outbox *out);
+/* False while a message is both half sent and still in use by an output buffer. */
+bool kvrelay_grpc_outbox_can_add(const kvrelay_grpc_outbox *out);
+/* Copies one message behind the unsent bytes.  KVRELAY_TRANSPORT_ERR_MEMORY: nothing changed. */
+int kvrelay_grpc_outbox_add(kvrelay_grpc_outbox *out, const kvrelay_parts *parts);
+/* Moves the first `n` unsent bytes to `to`; large pieces are lent, not copied.
+ * KVRELAY_TRANSPORT_ERR_MEMORY: lost in between. */
+int kvrelay_grpc_outbox_move(kvrelay_grpc_outbox *out, size_t n, struct evbuffer *to);
+
+/* ---- texts of headers ---- */
+
+/* Room for any percent-encoded status text. */
+#define KVRELAY_GRPC_ENCODED_CAP (3 * KVRELAY_STATUS_TEXT_CAP)
+/* Encodes every byte outside 0x20 .. 0x7E, and '%'.  Returns the length; what does not fit is cut.
+ */
+size_t kvrelay_grpc_percent_encode(const char *text, char *out, size_t cap);
+/* Decodes; a broken escape stays as it is.  The result is terminated, cut at a whole character, and
+ * ends at a zero byte. */
+void kvrelay_grpc_percent_decode(const uint8_t *text, size_t len, char *out, size_t cap);
+
+/* "5S", "100m": 1 to 8 digits and one of H M S m u n.  False when it is anything else; too large
+ * for 64 bits = KVRELAY_TIME_NONE. */
+bool kvrelay_grpc_timeout_parse(const uint8_t *text, size_t len, uint64_t *out_ns);
+
+enum kvrelay_grpc_content {
+  KVRELAY_GRPC_CONTENT_FOREIGN = 0,
+  KVRELAY_GRPC_CONTENT_PROTO,
+  KVRELAY_GRPC_CONTENT_OTHER
+};
+/* FOREIGN: not gRPC at all.  OTHER: gRPC with messages that are not protobuf. */
+int kvrelay_grpc_content_type(const uint8_t *text, size_t len);
+
+#endif

@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* grpc_server.h - a service of transport.h as a plaintext gRPC server. */
+#ifndef KVRELAY_GRPC_SERVER_H
+#define KVRELAY_GRPC_SERVER_H
+
+#include "../transport.h"
+
+struct event_base;
+
+/* Levels of the log callback. */
+enum kvrelay_grpc_log_level {
+  KVRELAY_GRPC_LOG_TRACE = 0,
+  KVRELAY_GRPC_LOG_DEBUG,
+  KVRELAY_GRPC_LOG_INFO,
+  KVRELAY_GRPC_LOG_WARN,
+  KVRELAY_GRPC_LOG_ERROR
+};
+
+typedef struct kvrelay_grpc_server_config {
+  const char *bind; /* "127.0.0.1:5561", "[::1]:0", "unix:/run/relay.sock"; only read during open */
+  struct event_base *base;  /* NULL: one of its own; must outlive the server */
+  size_t max_request_bytes; /* one request message */
+  size_t max_message_bytes; /* one response message; a longer one ends its call with
+                               RESOURCE_EXHAUSTED */
+  size_t output_threshold; /* unsent bytes of a connection above which nothing is produced for it, ≥
+                              1 */
+  uint32_t max_connections;          /* ≥ 1 */
+  uint32_t max_connections_per_peer; /* from one IP address, ≥ 1 */
+  uint32_t max_concurrent_streams;   /* of one connection, ≥ 1 */
+  uint64_t
+      keepalive_interval_ns;     /* between PINGs, also while data flows; KVRELAY_TIME_NONE: none */
+  uint64_t keepalive_timeout_ns; /* without an answer the connection is dropped */
+  uint64_t peer_ping_interval_ns;       /* PINGs of a peer that come faster, three times: GOAWAY
+                                           too_many_pings */
+  uint64_t handshake_timeout_ns;        /* from accept to the first call */
+  uint64_t idle_timeout_ns;             /* without calls: GOAWAY */
+  uint64_t max_connection_age_ns;       /* ± 10 %, then GOAWAY; KVRELAY_TIME_NONE: no limit */
+  uint64_t max_connection_age_grace_ns; /* for the streams of such a connection */
+  /* What operators should know; texts are terminated and printable, valid during the call.  May be
+   * NULL. */
+  void (*log)(void *context, int level, const char *event, const char *text);
+  void *log_context;
+} kvrelay_grpc_server_config;
+
+/* Everything but `bind` and `log`. */
+kvrelay_grpc_server_config kvrelay_grpc_server_config_default(void);
+/*
+ * Binds and listens; calls are taken from the first run_once on.  `service` must outlive the
+ * transport.  KVRELAY_TRANSPORT_OK, or _ERR_ARG, _ERR_ADDRESS, _ERR_BIND (errno), _ERR_MEMORY,
+ * _ERR_SYSTEM (errno); then nothing is left open.
+ */
+int kvrelay_grpc_server_open(const kvrelay_grpc_server_config *cfg, kvrelay_service *service,
+                             kvrelay_transport **out);
+/* The port it listens on; 0 for a unix socket. */
+uint16_t kvrelay_grpc_server_port(const kvrelay_transport *t);
+/* The address it listens on, as text that a client takes; cut to `cap`. */
+void kvrelay_grpc_server_address(const kvrelay_transport *t, char *out, size_t cap);
+/* Open connections. */
+uint32_t kvrelay_grpc_server_connections(const kvrelay_transport *t);
+
+#endif
