@@ -22,6 +22,7 @@ TOOL_SRC := $(wildcard tools/kvrelay/*.c)
 COMMON_SRC := $(wildcard tools/common/*.c)
 UNIT_SRC := $(wildcard tests/unit/test_*.c)
 SUPPORT_SRC := $(wildcard tests/support/*.c) tests/vectors/vectors.c
+HELPER_SRC := $(wildcard tests/programs/*.c)
 VECTOR_SRC := tests/vectors/run_vectors.c $(wildcard tests/vectors/vec_*.c)
 BENCH_SRC := $(wildcard bench/bench_*.c)
 E2E := $(wildcard tests/e2e/*.py tests/e2e/*.sh)
@@ -38,6 +39,7 @@ SUPPORT := $(BUILD)/tests/libsupport.a
 INSIDES := $(BUILD)/tests/libinsides.a
 PROGRAMS := $(if $(DAEMON_SRC),$(BUILD)/kvrelayd) $(if $(TOOL_SRC),$(BUILD)/kvrelay)
 UNITS := $(UNIT_SRC:tests/unit/%.c=$(BUILD)/tests/%)
+HELPERS := $(HELPER_SRC:tests/programs/%.c=$(BUILD)/tests/%)
 RUN_VECTORS := $(BUILD)/tests/run_vectors
 BENCHES := $(BENCH_SRC:bench/%.c=$(BUILD)/bench/%)
 
@@ -125,6 +127,10 @@ $(filter $(BUILD)/tests/test_kvrelayd% $(BUILD)/tests/test_tool%,$(UNITS)): $(IN
 $(RUN_VECTORS): $(call obj,$(VECTOR_SRC)) $(SUPPORT) $(COMMON) $(LIB)
 	$(LINK) $^ $(TEST_LIBS) $(LIBS) -o $@
 
+# Programs that end-to-end scripts run.
+$(HELPERS): $(BUILD)/tests/%: $(BUILD)/obj/tests/programs/%.o $(SUPPORT) $(LIB)
+	$(LINK) $^ $(LIBS) -o $@
+
 # The table of run_vectors.c holds the domains that exist.
 DOMAINS := $(patsubst tests/vectors/vec_%.c,%,$(wildcard tests/vectors/vec_*.c))
 $(BUILD)/obj/tests/vectors/run_vectors.o: private CPPFLAGS += $(foreach d,$(DOMAINS),-DHAVE_VEC_$(shell echo $(d) | tr a-z A-Z))
@@ -134,7 +140,7 @@ $(BUILD)/tests/python/%_pb2.py: proto/%.proto
 	@mkdir -p $(@D)
 	protoc -I proto --python_out=$(@D) $<
 
-tests: $(UNITS) $(RUN_VECTORS) $(PB_PY) ## build all test programs
+tests: $(UNITS) $(RUN_VECTORS) $(HELPERS) $(PB_PY) ## build all test programs
 
 test: all tests ## unit tests and vectors, one build, no end-to-end tests
 	scripts/run-tests --vectors '$(VECTORS)' $(UNITS) $(RUN_VECTORS)
