@@ -1,0 +1,3919 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* ==== ckf.h: the cuckoo filter of KV-cache blocks ==== */
+/*
+ * One side keeps exact ownership of blocks per (worker, rank) and derives filter words from it; the
+ * other keeps a replica of the words and asks how many leading blocks of a prompt they hold.
+ *
+ *   #define CKF_IMPLEMENTATION
+ *   #include "ckf.h"
+ *
+ *   ckf_producer_config cfg = ckf_producer_config_default();
+ *   ckf_producer p;
+ *   ckf_outcome out;
+ *   const ckf_member engine = {7, 0};
+ *   const ckf_block blocks[] = {{0xE1, 0xA1}, {0xE2, 0xA2}};
+ *   const uint64_t query[] = {0xA1, ckf_child(0xA1, 0xA2)};
+ *   size_t len;
+ *
+ *   cfg.filter.expected_blocks = 1000;
+ *   len = ckf_producer_mem_size(&cfg);
+ *   if (ckf_producer_init(&p, &cfg, malloc(len), len) != CKF_OK) return 1;
+ *   ckf_producer_stored(&p, &engine, CKF_TIER_DEVICE, CKF_DOMAIN_MISSING, false, 0, false, 0,
+ *                       blocks, 2, &out);
+ *   printf("%u\n", ckf_search(ckf_producer_format(&p), ckf_producer_words(&p), query, 2));
+ *
+ * A plain include declares; CKF_IMPLEMENTATION, in one unit, defines; CKF_STATIC makes a private
+ * copy of everything for this unit.
+ */
+
+/* ==== contents ==== */
+/*
+ * conventions and trust
+ * version
+ * configuration
+ * compiler shims
+ * types
+ * errors
+ * format and addressing
+ * packed bucket and generator
+ * filter
+ * producer
+ * rebuild
+ * cbi1
+ * assembly
+ * replica
+ * lane
+ * search
+ */
+
+/* ==== conventions and trust ==== */
+/*
+ * - No allocation, clock, randomness, I/O or global state. Memory comes from the caller: ask
+ *   `..._mem_size`, pass a block, keep it as long as the object is used.
+ * - What can fail returns CKF_OK or a negative `enum ckf_err`; the object is unchanged on every
+ *   error except where the function says otherwise. CKF_ERR_INVARIANT means damaged state: stop
+ *   using the object and build a new one.
+ * - A canonical is a 64-bit sequence hash, the filter key; an external is the block id of an
+ * engine.
+ * - Engine events and CBI1 bytes are untrusted: none reaches an assertion, a large allocation or a
+ *   loop that its own length does not bound. A lookup in a hash table is slow only for somebody who
+ *   knows `hash_seed` and crafts keys: give a random one where sources are not trusted.
+ * - Pointers and lengths are the caller's: a pointer may be NULL only with length 0 or where said.
+ * - An object is used by one thread at a time. Only the words and the readiness of a ckf_lane may
+ *   be read while its one writer goes on.
+ */
+
+#if defined(CKF_STATIC) && defined(CKF_IMPLEMENTATION)
+#error "ckf.h: define CKF_STATIC or CKF_IMPLEMENTATION, not both"
+#endif
+
+#ifndef CKF_H_
+#define CKF_H_
+
+#include <limits.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef CKF_CONFIG_H
+#include CKF_CONFIG_H
+#endif
+
+/* ==== version ==== */
+
+#define CKF_VERSION_MAJOR 0
+#define CKF_VERSION_MINOR 1
+#define CKF_VERSION_PATCH 0
+#define CKF_FORMAT_VERSION 1    /* bits of the filter */
+#define CKF_CBI1_WIRE_VERSION 1 /* bytes of a frame */
+
+/* ==== configuration ==== */
+
+#ifndef CKF_MEMCPY
+#include <string.h>
+#define CKF_MEMCPY memcpy
+#define CKF_MEMSET memset
+#define CKF_MEMCMP memcmp
+#endif
+
+/* ==== compiler shims ==== */
+
+#if defined(__GNUC__)
+#define CKF_MUST_USE __attribute__((warn_unused_result))
+#define CKF_UNUSED_ __attribute__((unused))
+#else
+#define CKF_MUST_USE
+#define CKF_UNUSED_
+#endif
+
+/* What readers and the writer of a lane need: define all four before including, or none. The
+ * fallback is for one thread. */
+#ifndef CKF_LOAD_ACQUIRE
+#if defined(__GCC_ATOMIC_LLONG_LOCK_FREE) && __GCC_ATOMIC_LLONG_LOCK_FREE == 2
+#define CKF_LOAD_ACQUIRE(P) __atomic_load_n((P), __ATOMIC_ACQUIRE)
+#define CKF_STORE_RELEASE(P, V) __atomic_store_n((P), (V), __ATOMIC_RELEASE)
+#define CKF_LOAD_RELAXED(P) __atomic_load_n((P), __ATOMIC_RELAXED)
+#define CKF_STORE_RELAXED(P, V) __atomic_store_n((P), (V), __ATOMIC_RELAXED)
+#else
+#define CKF_LOAD_ACQUIRE(P) (*(P))
+#define CKF_STORE_RELEASE(P, V) ((void)(*(P) = (V)))
+#define CKF_LOAD_RELAXED(P) (*(P))
+#define CKF_STORE_RELAXED(P, V) ((void)(*(P) = (V)))
+#endif
+#endif
+
+#ifdef CKF_STATIC
+#define CKF_MODE_STATIC_
+#define CKF_API static CKF_UNUSED_
+#else
+#define CKF_API extern
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ==== types ==== */
+
+#define CKF_FINGERPRINT_BITS 16
+#define CKF_SLOTS_PER_BUCKET 4
+#define CKF_MIN_BUCKETS 2
+#define CKF_MAX_BUCKETS (UINT64_C(1) << 24)
+#define CKF_MAX_KICKS 4096
+#define CKF_MAX_WINDOW 8
+#define CKF_LANES 16
+#define CKF_DEFAULT_SEED UINT64_C(0x5DEECE66D1B54A33)
+#define CKF_CHAIN_SEED 1337
+#define CKF_DELTA_TABLE_LEN 65536u
+
+#define CKF_CBI1_HEADER_BYTES 48
+#define CKF_CBI1_SNAPSHOT_PREFIX_BYTES 64 /* header and chunk header, in front of the words */
+#define CKF_CBI1_DELTA_PREFIX_BYTES 60    /* header, base epoch and count, in front of the images */
+#define CKF_CBI1_IMAGE_BYTES 12
+#define CKF_CBI1_MAX_CHUNK_BUCKETS 524288
+#define CKF_CBI1_MAX_FRAME_BYTES 4194368
+#define CKF_CBI1_MAX_IMAGES 349525
+
+/** Where an engine holds a block; only CKF_TIER_DEVICE reaches the filter. */
+enum ckf_tier { CKF_TIER_DEVICE = 0, CKF_TIER_HOST_PINNED, CKF_TIER_DISK, CKF_TIER_EXTERNAL };
+
+/** Residency domain of an event as it was read. */
+enum ckf_domain {
+  CKF_DOMAIN_MISSING = 0,
+  CKF_DOMAIN_WORKER,
+  CKF_DOMAIN_CACHE_OWNER,
+  CKF_DOMAIN_UNKNOWN,
+  CKF_DOMAIN_MALFORMED
+};
+
+/** What two sides must share to understand each other's words; the other three parts of the
+ * identity are constants. */
+typedef struct ckf_format {
+  uint64_t seed;
+  uint64_t bucket_count; /* a power of two in 2 .. CKF_MAX_BUCKETS */
+} ckf_format;
+
+/** Filter parameters; start from ckf_config_default(). */
+typedef struct ckf_config {
+  uint64_t expected_blocks; /* 1 .. 53,687,091; default 1 */
+  uint32_t max_kicks;       /* 1 .. 4096 relocations per insertion; default 500 */
+  uint32_t
+      verification_window; /* 1 .. 8; checked, and used by no search of this library; default 2 */
+  uint64_t publish_every_n_events; /* 1 .. ; default 1 */
+  uint64_t seed;                   /* any; default CKF_DEFAULT_SEED */
+} ckf_config;
+
+/** The fingerprint of a key and its two home buckets, a != b. */
+typedef struct ckf_probe {
+  uint16_t fp; /* never 0 */
+  uint32_t a, b;
+} ckf_probe;
+
+/** One bucket and a word: the new one in a batch, the one before the write in a write log. */
+typedef struct ckf_image {
+  uint32_t bucket;
+  uint64_t word;
+} ckf_image;
+
+/** A filter over the caller's words; private fields, size may change. */
+typedef struct ckf_filter {
+  uint64_t *words_;
+  ckf_image *log_;         /* writes of the last successful call, old words */
+  const uint32_t *deltas_; /* unmasked low bits per fingerprint, or NULL */
+  uint64_t rng_;
+  ckf_format format_;
+  uint32_t mask_;
+  uint32_t max_kicks_;
+  uint32_t log_len_;
+} ckf_filter;
+
+/** One engine rank. Members are ordered by worker, then rank. */
+typedef struct ckf_member {
+  uint64_t worker_id;
+  uint32_t dp_rank;
+} ckf_member;
+
+/** One block of a store event. */
+typedef struct ckf_block {
+  uint64_t external;
+  uint64_t local; /* local block hash */
+} ckf_block;
+
+/** Parameters of a producer. All limits are capacities that are reserved at init. */
+typedef struct ckf_producer_config {
+  ckf_config filter;
+  uint32_t
+      max_mappings;     /* 0 = 2 * expected_blocks; (member, external) pairs, about 21 bytes each */
+  uint32_t max_blocks;  /* 0 = 1.25 * expected_blocks; unique canonicals, about 15 bytes each */
+  uint32_t max_members; /* 0 = 1024; about 600 bytes each, most of it the unused part of the last
+                           chunk */
+  bool delta_table;     /* true: 256 KiB more, a lookup instead of a hash per fingerprint */
+  uint64_t hash_seed; /* keys the private hash tables; random where event sources are not trusted */
+} ckf_producer_config;
+
+/** Outcome of one event. */
+typedef struct ckf_outcome {
+  int error;         /* first error or CKF_OK; the value the call returned */
+  bool ignored;      /* the event does not count (tier or domain): nothing pends, nothing changed */
+  bool boundary;     /* the cadence is reached: call ckf_producer_drain when it suits */
+  uint32_t unknown;  /* externals of a removal that the member does not map */
+  uint32_t mapped;   /* new mappings */
+  uint32_t repeated; /* externals the member mapped already, to the same canonical */
+  uint32_t unmapped; /* mappings removed */
+  uint32_t omitted;  /* blocks that found no place in the filter */
+} ckf_outcome;
+
+/** A drained window: absolute words of changed buckets in order of first touch. Lent until the next
+ * call that changes the producer. */
+typedef struct ckf_batch {
+  const ckf_image *images;
+  size_t image_count; /* at least 1 when a batch was returned */
+} ckf_batch;
+
+/** Counters and sizes of a producer. */
+typedef struct ckf_producer_stats {
+  uint64_t members, contributions, unique_blocks, occupied_slots, pending_events;
+  uint64_t unknown_removals, parent_not_found, capacity_failures, nospace_failures;
+  uint64_t physical_touches, distinct_touched, emitted, net_reverted;
+  uint64_t generator;    /* state of the relocation generator */
+  uint64_t mem_bytes;    /* the whole memory block */
+  uint64_t exact_bytes;  /* of these: members, mappings, blocks */
+  uint64_t filter_bytes; /* of these: words, dirty tracking, scratch, delta table */
+} ckf_producer_stats;
+
+/** One mapping of a member. */
+typedef struct ckf_mapping {
+  uint64_t external;
+  uint64_t canonical;
+  uint32_t tag;
+} ckf_mapping;
+
+/* Private parts of a producer, complete in the implementation. */
+struct ckf_record_;
+struct ckf_chunk_;
+struct ckf_slot_;
+struct ckf_block_row_;
+typedef struct ckf_index_ {
+  uint32_t *rows; /* 16 words each: 15 ids and the count of keys that went past */
+  uint32_t row_count;
+  uint32_t id_mask; /* the low bits of an entry: id + 1; the rest is a tag of the hash */
+} ckf_index_;
+
+/** Exact state, filter and publication window of one pool; private fields, size may change. */
+typedef struct ckf_producer {
+  ckf_filter filter_;
+  ckf_producer_config cfg_;
+  ckf_index_ mapping_index_, member_index_;
+  struct ckf_record_ *records_; /* mappings, in chunks that belong to one member each */
+  struct ckf_chunk_ *chunks_;
+  struct ckf_slot_ *slots_;       /* members */
+  struct ckf_block_row_ *blocks_; /* hash table of unique canonicals */
+  ckf_member *sorted_;            /* scratch for the ordered member list */
+  uint64_t *dirty_bits_;
+  ckf_image *dirty_; /* touched buckets with their word at first touch */
+  uint32_t dirty_len_;
+  uint32_t chunk_cap_, chunk_used_, chunk_free_;
+  uint32_t slot_used_, slot_free_, member_count_;
+  uint32_t block_row_count_, block_count_, resident_count_, mapping_count_;
+  uint64_t changes_; /* events and removals so far: a rebuild must not miss one */
+  uint64_t pending_;
+  uint64_t unknown_removals_, parent_not_found_, capacity_failures_, nospace_failures_;
+  uint64_t physical_touches_, distinct_touched_, emitted_, net_reverted_;
+  size_t mem_bytes_, exact_bytes_;
+  ckf_member last_pushed_;
+  bool rebuilding_, pushed_;
+} ckf_producer;
+
+/** A decoded CBI1 frame: a view into the bytes that were decoded, valid as long as they are. */
+typedef struct ckf_cbi1_frame {
+  int kind; /* CKF_CBI1_SNAPSHOT or CKF_CBI1_DELTA */
+  ckf_format format;
+  uint64_t dc_id;
+  uint64_t epoch;       /* the publication sequence */
+  uint64_t base_epoch;  /* delta only */
+  uint32_t image_count; /* delta only */
+  uint32_t chunk_index; /* snapshot chunk only, as are the next three */
+  uint32_t chunk_count;
+  uint64_t bucket_offset;
+  uint32_t word_count;
+  const uint8_t *data; /* images or words, little endian, any alignment */
+  uint64_t detail;     /* after an error: the offending value where the error has one */
+} ckf_cbi1_frame;
+
+enum ckf_cbi1_kind { CKF_CBI1_SNAPSHOT = 1, CKF_CBI1_DELTA = 2 };
+
+/** Joins the chunks of one snapshot in the caller's words; private fields, size may change. */
+typedef struct ckf_assembly {
+  uint64_t *words_;
+  uint64_t bucket_count_;
+  uint64_t epoch_;
+  uint64_t next_bucket_;
+  uint32_t chunk_count_, next_chunk_;
+} ckf_assembly;
+
+/** One pool as seen over one stream: snapshot, then deltas; private fields, size may change. */
+typedef struct ckf_replica {
+  ckf_assembly assembly_;
+  ckf_format format_;
+  uint64_t *seen_; /* one bit per bucket, all zero between calls */
+  uint64_t sequence_;
+  bool live_;
+} ckf_replica;
+
+/** A pool: cache-semantics and routing-scope digest with their sources, and the data centre. */
+typedef struct ckf_pool {
+  uint8_t semantics_digest[16];
+  uint8_t routing_digest[16];
+  uint8_t semantics_source; /* explicit or default-derived, compared as a number */
+  uint8_t routing_source;
+  uint64_t dc_id;
+} ckf_pool;
+
+/** One life of a pool's producer. */
+typedef struct ckf_identity {
+  ckf_pool pool;
+  uint64_t producer_incarnation;
+  uint64_t layout_generation;
+  ckf_format format;
+} ckf_identity;
+
+/** The right to fill one lane of one consumer. */
+typedef struct ckf_lease {
+  uint64_t consumer_instance;
+  uint8_t physical_lane;
+  uint64_t assignment_epoch;
+} ckf_lease;
+
+/** What a lane call did. */
+enum ckf_lane_result {
+  CKF_LANE_IGNORED_FOREIGN_LEASE = 0,
+  CKF_LANE_IGNORED_STALE, /* a: installed sequence */
+  CKF_LANE_AWAITING_SNAPSHOT,
+  CKF_LANE_SNAPSHOT_INSTALLED, /* a: sequence */
+  CKF_LANE_DELTA_APPLIED,      /* a: sequence, b: images */
+  CKF_LANE_DRAIN_ACKNOWLEDGED, /* a: installed sequence */
+  CKF_LANE_DEACTIVATED         /* fault and action say why and what next */
+};
+
+/** Why a lane was deactivated; a and b as in the comments. */
+enum ckf_lane_fault {
+  CKF_FAULT_NONE = 0,
+  CKF_FAULT_WRONG_IDENTITY,
+  CKF_FAULT_SNAPSHOT_BUCKET_COUNT, /* a: expected, b: actual */
+  CKF_FAULT_SNAPSHOT_WHILE_READY,  /* a: installed, b: snapshot */
+  CKF_FAULT_BASE_MISMATCH,         /* a: expected, b: actual */
+  CKF_FAULT_SEQUENCE_EXHAUSTED,
+  CKF_FAULT_NON_CONTIGUOUS, /* a: base, b: sequence */
+  CKF_FAULT_EMPTY_DELTA,
+  CKF_FAULT_IMAGE_INDEX,      /* a: bucket */
+  CKF_FAULT_DUPLICATE_IMAGE,  /* a: bucket */
+  CKF_FAULT_TERMINAL_MISMATCH /* a: expected, b: installed, UINT64_MAX when not ready */
+};
+
+enum ckf_lane_action {
+  CKF_ACTION_NONE = 0,
+  CKF_ACTION_DEACTIVATE_AND_SNAPSHOT,
+  CKF_ACTION_RETRY_SNAPSHOT
+};
+
+typedef struct ckf_lane_outcome {
+  enum ckf_lane_result result;
+  enum ckf_lane_fault fault;
+  enum ckf_lane_action action;
+  uint64_t a, b;
+} ckf_lane_outcome;
+
+/** One lane of a consumer; private fields, size may change. */
+typedef struct ckf_lane {
+  uint64_t *words_;
+  uint64_t *seen_; /* one bit per bucket, all zero between calls */
+  ckf_identity identity_;
+  ckf_lease lease_;
+  ckf_pool pool_;
+  ckf_format format_;
+  uint64_t consumer_instance_;
+  uint64_t last_epoch_;
+  uint64_t installed_;
+  uint32_t ready_; /* the only field readers load */
+  uint8_t physical_lane_;
+  bool assigned_, epoch_known_;
+} ckf_lane;
+
+/** Row of answers for one position: bit L is set when lane L may hold the block there. */
+typedef uint32_t (*ckf_row_fn)(void *user, size_t position);
+
+/* ==== errors ==== */
+
+/** Return codes, -2xx. */
+enum ckf_err {
+  CKF_OK = 0,
+  CKF_ERR_ARG = -201,     /* caller error */
+  CKF_ERR_NOSPACE = -202, /* memory too small or table full: AllocationFailed, nothing changed */
+  CKF_ERR_ABI = -203,     /* struct size differs: units built with different configurations */
+  /* events */
+  CKF_ERR_CAPACITY_EXHAUSTED = -210, /* no place in the filter; a producer owns the block anyway */
+  CKF_ERR_PARENT_NOT_FOUND = -211,
+  CKF_ERR_INVALID_BLOCK_SEQUENCE = -212,
+  CKF_ERR_OWNERSHIP_OVERFLOW = -213,
+  CKF_ERR_INVARIANT = -214, /* damaged: fence and rebuild */
+  CKF_ERR_UNSUPPORTED_DOMAIN = -215,
+  CKF_ERR_BLOCK_NOT_FOUND = -216, /* completes the list; never returned */
+  /* configuration */
+  CKF_ERR_EXPECTED_ZERO = -220,
+  CKF_ERR_MAX_KICKS = -221,
+  CKF_ERR_WINDOW = -222,
+  CKF_ERR_PUBLISH_EVERY = -223,
+  CKF_ERR_CAPACITY_OVERFLOW = -224,
+  /* CBI1 */
+  CKF_ERR_TRUNCATED = -230,
+  CKF_ERR_FRAME_TOO_LARGE = -231,
+  CKF_ERR_MAGIC = -232,
+  CKF_ERR_WIRE_VERSION = -233,
+  CKF_ERR_CHECKSUM = -234,
+  CKF_ERR_MALFORMED = -235,
+  CKF_ERR_FORMAT_VERSION = -236,
+  CKF_ERR_FORMAT_FINGERPRINT_BITS = -237,
+  CKF_ERR_FORMAT_SLOTS = -238,
+  CKF_ERR_FORMAT_MISMATCH = -239,
+  CKF_ERR_FORMAT_BUCKET_COUNT = -240,
+  CKF_ERR_FLAGS = -241,
+  CKF_ERR_DELTA_IMAGE_COUNT = -242,
+  CKF_ERR_SNAPSHOT_WORD_COUNT = -243,
+  CKF_ERR_SNAPSHOT_BUCKET_COUNT = -244,
+  CKF_ERR_BUCKET_INDEX = -245,
+  CKF_ERR_CHUNK_SEQUENCE = -246,
+  CKF_ERR_INCOMPLETE_COVERAGE = -247,
+  /* replica: the stream cannot go on */
+  CKF_ERR_NOT_LIVE = -250,      /* delta before the snapshot is complete */
+  CKF_ERR_SNAPSHOT_LIVE = -251, /* chunk after the snapshot is complete */
+  CKF_ERR_SEQUENCE = -252, /* base is not the installed sequence, or sequence is not base + 1 */
+  CKF_ERR_EMPTY_DELTA = -253,
+  CKF_ERR_DUPLICATE_IMAGE = -254,
+  /* lane assignment */
+  CKF_ERR_WRONG_CONSUMER = -260,
+  CKF_ERR_WRONG_LANE = -261,
+  CKF_ERR_WRONG_OWNER = -262,
+  CKF_ERR_WRONG_FORMAT = -263,
+  CKF_ERR_STALE_EPOCH = -264
+};
+
+/** A short sentence for people; never NULL. */
+CKF_API const char *ckf_strerror(int err);
+/** The protocol's name of an error (`ParentBlockNotFound`, `FormatMismatch`), "" for CKF_OK; never
+ * NULL. */
+CKF_API const char *ckf_errname(int err);
+
+/* ==== format and addressing ==== */
+
+/** Defaults: 1 block, 500 kicks, window 2, cadence 1, CKF_DEFAULT_SEED. */
+CKF_API ckf_config ckf_config_default(void);
+/** Checks a configuration in the protocol's order and computes the bucket count (may be NULL).
+ * CKF_ERR_EXPECTED_ZERO, CKF_ERR_MAX_KICKS, CKF_ERR_WINDOW, CKF_ERR_PUBLISH_EVERY,
+ * CKF_ERR_CAPACITY_OVERFLOW; there is no upper limit here, but CBI1 and with it a producer ends at
+ * CKF_MAX_BUCKETS. */
+CKF_API CKF_MUST_USE int ckf_config_check(const ckf_config *cfg, uint64_t *bucket_count);
+/** CKF_OK when the bucket count is a power of two in 2 .. CKF_MAX_BUCKETS, else
+ * CKF_ERR_FORMAT_BUCKET_COUNT. */
+CKF_API CKF_MUST_USE int ckf_format_check(const ckf_format *format);
+/** Canonical hash of a child block. */
+CKF_API uint64_t ckf_child(uint64_t parent_canonical, uint64_t local);
+/** Fingerprint and home buckets of a canonical. The format must be valid. */
+CKF_API ckf_probe ckf_probe_make(const ckf_format *format, uint64_t key);
+/** Distance between the two homes of a fingerprint, 1 .. bucket_count - 1. */
+CKF_API uint32_t ckf_delta(const ckf_format *format, uint16_t fp);
+/** The hash of a canonical before it is split (tests, tools). */
+CKF_API uint64_t ckf_mix(const ckf_format *format, uint64_t key);
+/** Fills a table of CKF_DELTA_TABLE_LEN entries that serves every bucket count of this seed; about
+ * 1 ms. */
+CKF_API void ckf_delta_table(uint64_t seed, uint32_t *table);
+
+/* ==== packed bucket and generator ==== */
+
+/** First empty slot of a word, 4 when full. */
+CKF_API unsigned ckf_word_first_empty(uint64_t word);
+/** First slot that holds fp (not 0), 4 when none does. */
+CKF_API unsigned ckf_word_first(uint64_t word, uint16_t fp);
+/** True when a slot holds fp (not 0). */
+CKF_API bool ckf_word_contains(uint64_t word, uint16_t fp);
+/** Starting generator state of a lane; producers use lane 0. */
+CKF_API uint64_t ckf_rng_start(uint64_t seed, uint32_t lane);
+/** One splitmix64 draw. */
+CKF_API uint64_t ckf_rng_draw(uint64_t *state);
+
+/* ==== filter ==== */
+
+/** Sets up a filter over `words` (format.bucket_count, zeroed or filled by the caller) and `log`
+ * (max_kicks + 1 entries); `deltas` is a table of ckf_delta_table or NULL. All are lent for the
+ * life of the filter. CKF_ERR_ARG, CKF_ERR_MAX_KICKS, CKF_ERR_FORMAT_BUCKET_COUNT, CKF_ERR_ABI: not
+ * set up. The generator starts as lane 0 of the seed. */
+CKF_API CKF_MUST_USE int ckf_filter_init_abi(ckf_filter *filter, size_t filter_size,
+                                             const ckf_format *format, uint32_t max_kicks,
+                                             uint64_t *words, ckf_image *log,
+                                             const uint32_t *deltas);
+#define ckf_filter_init(FILTER, FORMAT, MAX_KICKS, WORDS, LOG, DELTAS)                             \
+  ckf_filter_init_abi((FILTER), sizeof(ckf_filter), (FORMAT), (MAX_KICKS), (WORDS), (LOG), (DELTAS))
+CKF_API uint64_t ckf_filter_rng(const ckf_filter *filter);
+CKF_API void ckf_filter_set_rng(ckf_filter *filter, uint64_t state);
+/** Inserts one copy of a key. CKF_ERR_CAPACITY_EXHAUSTED: words unchanged, log empty, generator
+ * advanced by 1 + max_kicks. */
+CKF_API CKF_MUST_USE int ckf_filter_insert(ckf_filter *filter, uint64_t key);
+/** The same without moving residents; a failure costs one draw. */
+CKF_API CKF_MUST_USE int ckf_filter_insert_home(ckf_filter *filter, uint64_t key);
+/** Removes one copy of a key that was inserted. CKF_ERR_INVARIANT: no copy there, nothing changed.
+ */
+CKF_API CKF_MUST_USE int ckf_filter_remove(ckf_filter *filter, uint64_t key);
+CKF_API bool ckf_filter_contains(const ckf_filter *filter, uint64_t key);
+/** Writes of the last call in order: bucket and the word before. Valid until the next mutating
+ * call. */
+CKF_API const ckf_image *ckf_filter_log(const ckf_filter *filter, size_t *len);
+/** Batch forms with prefetch, in order, equal to n single calls; each returns how many succeeded,
+ * and sets ok[i] (may be NULL) per key. The write log afterwards is that of the last key only. */
+CKF_API size_t ckf_filter_insert_n(ckf_filter *filter, const uint64_t *keys, size_t n, bool *ok);
+CKF_API size_t ckf_filter_remove_n(ckf_filter *filter, const uint64_t *keys, size_t n, bool *ok);
+CKF_API size_t ckf_filter_contains_n(const ckf_filter *filter, const uint64_t *keys, size_t n,
+                                     bool *ok);
+
+/* ==== producer ==== */
+
+CKF_API ckf_producer_config ckf_producer_config_default(void);
+/** Bytes a producer needs (alignment 64 is used best, any works); 0 when the configuration is
+ * refused. */
+CKF_API size_t ckf_producer_mem_size(const ckf_producer_config *cfg);
+/** Builds an empty producer in `mem`, which it uses as long as it lives; nothing has to be freed
+ * but that block. Configuration errors as ckf_config_check, CKF_ERR_CAPACITY_OVERFLOW above
+ * CKF_MAX_BUCKETS, CKF_ERR_NOSPACE when `len` is too small. */
+CKF_API CKF_MUST_USE int ckf_producer_init_abi(ckf_producer *p, size_t p_size,
+                                               const ckf_producer_config *cfg, void *mem,
+                                               size_t len);
+#define ckf_producer_init(P, CFG, MEM, LEN)                                                        \
+  ckf_producer_init_abi((P), sizeof(ckf_producer), (CFG), (MEM), (LEN))
+
+/** A store event: blocks in chain order under `parent` (an external of this member) or as a root.
+ * Whole or nothing, except CKF_ERR_CAPACITY_EXHAUSTED, where everything stands and `out->omitted`
+ * blocks have owners but no place in the filter. CKF_ERR_PARENT_NOT_FOUND,
+ * CKF_ERR_INVALID_BLOCK_SEQUENCE, CKF_ERR_OWNERSHIP_OVERFLOW: the source is wrong, the event is
+ * refused; CKF_ERR_NOSPACE: a limit of the configuration is reached; CKF_ERR_UNSUPPORTED_DOMAIN:
+ * does not count; CKF_ERR_INVARIANT: fence and rebuild. A refused event still counts for the
+ * cadence. `out` must not be NULL. */
+CKF_API int ckf_producer_stored(ckf_producer *p, const ckf_member *member, enum ckf_tier tier,
+                                enum ckf_domain domain, bool has_parent, uint64_t parent,
+                                bool has_start, uint64_t start, const ckf_block *blocks, size_t n,
+                                ckf_outcome *out);
+/** A removal event; unknown externals are counted and skipped. */
+CKF_API int ckf_producer_removed(ckf_producer *p, const ckf_member *member, enum ckf_tier tier,
+                                 enum ckf_domain domain, const uint64_t *externals, size_t n,
+                                 ckf_outcome *out);
+/** A clear event: all mappings of the member go. */
+CKF_API int ckf_producer_cleared(ckf_producer *p, const ckf_member *member, enum ckf_domain domain,
+                                 ckf_outcome *out);
+/** Drops a member outside any event; the caller drains right after. CKF_OK also for an unknown
+ * member. */
+CKF_API CKF_MUST_USE int ckf_producer_remove_rank(ckf_producer *p, const ckf_member *member);
+/** The same for all ranks of a worker. */
+CKF_API CKF_MUST_USE int ckf_producer_remove_worker(ckf_producer *p, uint64_t worker_id);
+/** Closes the window: 1 = `out` holds a batch, 0 = nothing changed, negative = error. Pending
+ * events are 0 afterwards. */
+CKF_API CKF_MUST_USE int ckf_producer_drain(ckf_producer *p, ckf_batch *out);
+
+CKF_API const ckf_format *ckf_producer_format(const ckf_producer *p);
+/** The bucket_count words as they are now, drained or not. */
+CKF_API const uint64_t *ckf_producer_words(const ckf_producer *p);
+/** Events since the last drain. */
+CKF_API uint64_t ckf_producer_pending(const ckf_producer *p);
+/** True when a drain would have something to look at. */
+CKF_API bool ckf_producer_has_pending(const ckf_producer *p);
+CKF_API void ckf_producer_stats_get(const ckf_producer *p, ckf_producer_stats *out);
+/** Buckets with at least one fingerprint: a full scan, for diagnostics. */
+CKF_API uint64_t ckf_producer_occupied_buckets(const ckf_producer *p);
+/** The filter's answer; may be a false positive. */
+CKF_API bool ckf_producer_contains(const ckf_producer *p, uint64_t canonical);
+/** 1 and the number of owning mappings and whether the block is in the filter (either may be NULL);
+ * 0 = no owner. */
+CKF_API int ckf_producer_owners(const ckf_producer *p, uint64_t canonical, uint32_t *owners,
+                                bool *resident);
+/** 1 = mapped: its canonical and the caller's 32-bit tag (either may be NULL); 0 = not mapped. A
+ * new mapping has tag 0; the tag dies with the mapping; the pointer is valid until the next event
+ * or removal. */
+CKF_API int ckf_producer_find(ckf_producer *p, const ckf_member *member, uint64_t external,
+                              uint64_t *canonical, uint32_t **tag);
+/** Mappings of a member, 0 when it does not exist. */
+CKF_API uint32_t ckf_producer_member_blocks(const ckf_producer *p, const ckf_member *member);
+/** All members ascending; valid until the next call on the producer. */
+CKF_API const ckf_member *ckf_producer_members(ckf_producer *p, size_t *count);
+/** Walks the mappings of a member in no promised order: start with `*cursor` = 0; 1 = `out` is set,
+ * 0 = no more. The producer must not change in between. */
+CKF_API int ckf_producer_mapping_next(const ckf_producer *p, const ckf_member *member,
+                                      uint32_t *cursor, ckf_mapping *out);
+/** Verifies every invariant by brute force (tests): CKF_OK or CKF_ERR_INVARIANT. */
+CKF_API CKF_MUST_USE int ckf_producer_check_(ckf_producer *p);
+
+/* ==== rebuild ==== */
+/*
+ * Replaces whole ranks at once. `next` is built beside the living producer in a second block of the
+ * same size: begin(next, p, named ranks) -> stored / removed / cleared on `next`, named ranks
+ * ascending -> commit(p, next). Until the commit `p` is untouched, so dropping `next` gives up.
+ * Events on `next` follow the rules of a recovery dump: nothing pends, repeats change nothing, an
+ * applied removal or clear is CKF_ERR_INVALID_BLOCK_SEQUENCE, and a block without place is no error
+ * (`omitted` counts it). */
+
+/** Starts `next` from the members of `p` that are not in `named`. `mem` is not the memory of `p`.
+ * `p` may be drained but not changed until the commit. */
+CKF_API CKF_MUST_USE int ckf_rebuild_begin(ckf_producer *next, const ckf_producer *p,
+                                           const ckf_member *named, size_t named_len, void *mem,
+                                           size_t len);
+/** Puts `next` in the place of `p` with one pending event and the buckets that differ as its
+ * window: drain right after. `p` then lives in the memory of `next`; its former memory is free.
+ * CKF_ERR_ARG: `p` has changed since, start over. */
+CKF_API CKF_MUST_USE int ckf_rebuild_commit(ckf_producer *p, ckf_producer *next);
+
+/* ==== cbi1 ==== */
+
+/** Bytes of a delta frame with n images, 0 above CKF_CBI1_MAX_IMAGES. */
+CKF_API size_t ckf_cbi1_delta_size(size_t image_count);
+/** Encodes a delta; returns its bytes or an error: CKF_ERR_FORMAT_BUCKET_COUNT,
+ * CKF_ERR_DELTA_IMAGE_COUNT, CKF_ERR_BUCKET_INDEX, CKF_ERR_NOSPACE (cap too small), nothing usable
+ * written. */
+CKF_API CKF_MUST_USE ptrdiff_t ckf_cbi1_delta_encode(const ckf_format *format, uint64_t dc_id,
+                                                     uint64_t base_epoch, uint64_t epoch,
+                                                     const ckf_image *images, size_t image_count,
+                                                     uint8_t *out, size_t cap);
+/** Number of chunks at `chunk_buckets` (1 .. 524,288) words each; 0 for impossible arguments. */
+CKF_API uint32_t ckf_cbi1_chunk_count(const ckf_format *format, uint32_t chunk_buckets);
+/** Bytes of one chunk's frame; 0 for impossible arguments. */
+CKF_API size_t ckf_cbi1_snapshot_size(const ckf_format *format, uint32_t chunk_buckets,
+                                      uint32_t chunk_index);
+/** Encodes one chunk from all `word_count` words; returns its bytes or an error:
+ * CKF_ERR_SNAPSHOT_BUCKET_COUNT, CKF_ERR_FORMAT_BUCKET_COUNT, CKF_ERR_ARG, CKF_ERR_NOSPACE. */
+CKF_API CKF_MUST_USE ptrdiff_t ckf_cbi1_snapshot_encode(const ckf_format *format, uint64_t dc_id,
+                                                        uint64_t epoch, const uint64_t *words,
+                                                        size_t word_count, uint32_t chunk_buckets,
+                                                        uint32_t chunk_index, uint8_t *out,
+                                                        size_t cap);
+/** The first 64 bytes of the same frame; the caller sends `*body_words` words (`*body`) after them
+ * from memory. Only where memory is little endian, else CKF_ERR_ARG. */
+CKF_API CKF_MUST_USE int ckf_cbi1_snapshot_prefix(const ckf_format *format, uint64_t dc_id,
+                                                  uint64_t epoch, const uint64_t *words,
+                                                  size_t word_count, uint32_t chunk_buckets,
+                                                  uint32_t chunk_index,
+                                                  uint8_t out[CKF_CBI1_SNAPSHOT_PREFIX_BYTES],
+                                                  const uint64_t **body, size_t *body_words);
+/** Checks a whole frame in the protocol's order and fills a view into `bytes`. Any error: the frame
+ * is refused, only `view->detail` is meaningful. */
+CKF_API CKF_MUST_USE int ckf_cbi1_decode(const ckf_format *expected, const uint8_t *bytes,
+                                         size_t len, ckf_cbi1_frame *view);
+/** Image i < image_count of a decoded delta. */
+CKF_API ckf_image ckf_cbi1_image(const ckf_cbi1_frame *view, size_t i);
+/** Word i < word_count of a decoded chunk. */
+CKF_API uint64_t ckf_cbi1_word(const ckf_cbi1_frame *view, size_t i);
+
+/* ==== assembly ==== */
+
+/** Prepares to collect chunks in `words` (format->bucket_count of them), whose contents mean
+ * nothing until a snapshot is complete. */
+CKF_API CKF_MUST_USE int ckf_assembly_init_abi(ckf_assembly *as, size_t as_size,
+                                               const ckf_format *format, uint64_t *words,
+                                               size_t word_count);
+#define ckf_assembly_init(AS, FORMAT, WORDS, WORD_COUNT)                                           \
+  ckf_assembly_init_abi((AS), sizeof(ckf_assembly), (FORMAT), (WORDS), (WORD_COUNT))
+/** Takes a decoded frame: 0 = more chunks wanted, 1 = complete and `*epoch` set.
+ * CKF_ERR_CHUNK_SEQUENCE: out of order, started over (a frame that is no chunk changes nothing);
+ * CKF_ERR_INCOMPLETE_COVERAGE: the last chunk left buckets open. */
+CKF_API CKF_MUST_USE int ckf_assembly_absorb(ckf_assembly *as, const ckf_cbi1_frame *frame,
+                                             uint64_t *epoch);
+
+/* ==== replica ==== */
+
+/** Bytes a replica needs for its words and its duplicate check; 0 for a bad format. */
+CKF_API size_t ckf_replica_mem_size(const ckf_format *format);
+CKF_API CKF_MUST_USE int ckf_replica_init_abi(ckf_replica *r, size_t r_size,
+                                              const ckf_format *format, void *mem, size_t len);
+#define ckf_replica_init(R, FORMAT, MEM, LEN)                                                      \
+  ckf_replica_init_abi((R), sizeof(ckf_replica), (FORMAT), (MEM), (LEN))
+/** Forgets everything: the next frame must be chunk 0 of a snapshot. */
+CKF_API void ckf_replica_reset(ckf_replica *r);
+/** Takes a decoded frame of this format: 0 = more chunks wanted, 1 = live at a new sequence. Any
+ * error: nothing was written to live words, the stream has to start over (CKF_ERR_NOT_LIVE,
+ * CKF_ERR_SNAPSHOT_LIVE, CKF_ERR_SEQUENCE, CKF_ERR_EMPTY_DELTA, CKF_ERR_DUPLICATE_IMAGE,
+ * CKF_ERR_CHUNK_SEQUENCE, CKF_ERR_INCOMPLETE_COVERAGE). */
+CKF_API CKF_MUST_USE int ckf_replica_apply(ckf_replica *r, const ckf_cbi1_frame *frame);
+CKF_API bool ckf_replica_live(const ckf_replica *r);
+/** Installed sequence; meaningful while live. */
+CKF_API uint64_t ckf_replica_sequence(const ckf_replica *r);
+CKF_API const ckf_format *ckf_replica_format(const ckf_replica *r);
+/** The words; NULL while not live. */
+CKF_API const uint64_t *ckf_replica_words(const ckf_replica *r);
+
+/* ==== lane ==== */
+
+/** Sets up an unassigned lane over `words` (format->bucket_count) and `seen` (ceil(bucket_count /
+ * 64), zeroed here). */
+CKF_API CKF_MUST_USE int ckf_lane_init_abi(ckf_lane *lane, size_t lane_size, const ckf_pool *pool,
+                                           const ckf_format *format, uint64_t consumer_instance,
+                                           uint8_t physical_lane, uint64_t *words, uint64_t *seen);
+#define ckf_lane_init(LANE, POOL, FORMAT, CONSUMER, PHYSICAL, WORDS, SEEN)                         \
+  ckf_lane_init_abi((LANE), sizeof(ckf_lane), (POOL), (FORMAT), (CONSUMER), (PHYSICAL), (WORDS),   \
+                    (SEEN))
+/** Takes a new lease: CKF_OK, not ready until a snapshot comes; CKF_ERR_WRONG_CONSUMER,
+ * CKF_ERR_WRONG_LANE, CKF_ERR_WRONG_OWNER, CKF_ERR_WRONG_FORMAT, CKF_ERR_STALE_EPOCH: unchanged,
+ * even ready. */
+CKF_API CKF_MUST_USE int ckf_lane_assign(ckf_lane *lane, const ckf_identity *identity,
+                                         const ckf_lease *lease);
+CKF_API void ckf_lane_retire(ckf_lane *lane);
+CKF_API ckf_lane_outcome ckf_lane_install(ckf_lane *lane, const ckf_identity *identity,
+                                          const ckf_lease *lease, uint64_t sequence,
+                                          const uint64_t *words, size_t word_count);
+CKF_API ckf_lane_outcome ckf_lane_apply_delta(ckf_lane *lane, const ckf_identity *identity,
+                                              const ckf_lease *lease, uint64_t base,
+                                              uint64_t sequence, const ckf_image *images, size_t n);
+/** Is everything up to `expected_sequence` here? */
+CKF_API ckf_lane_outcome ckf_lane_drain(ckf_lane *lane, const ckf_lease *lease,
+                                        uint64_t expected_sequence);
+/** Acquire load of readiness; callable from reader threads, as are the words while ready. */
+CKF_API bool ckf_lane_ready(const ckf_lane *lane);
+CKF_API uint64_t ckf_lane_installed(const ckf_lane *lane);
+/** The protocol's names of an outcome, a fault and an action. */
+CKF_API const char *ckf_lane_result_name(enum ckf_lane_result result);
+CKF_API const char *ckf_lane_fault_name(enum ckf_lane_fault fault);
+CKF_API const char *ckf_lane_action_name(enum ckf_lane_action action);
+
+/* ==== search ==== */
+
+/** Number of leading blocks of a prompt (canonicals in chain order) that the filter seems to hold,
+ * 0 .. len, at most 2^32 - 1. Exact where hits are contiguous, never below a linear scan, at most 2
+ * * len + 16 probes. `words` may be written by one other thread meanwhile; the answer is then
+ * approximate. */
+CKF_API uint32_t ckf_search(const ckf_format *format, const uint64_t *words,
+                            const uint64_t *sequence_hashes, size_t len);
+/** The same search over a callback, for each lane of `lanes` (bits 0 .. 15) on its own; depths of
+ * other lanes are not written. */
+CKF_API void ckf_search_rows(ckf_row_fn row, void *user, size_t len, uint32_t lanes,
+                             uint32_t depths[CKF_LANES]);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* CKF_H_ */
+
+#if defined(CKF_STATIC) && !defined(CKF_MODE_STATIC_)
+#error "ckf.h: CKF_STATIC must be defined before the first inclusion"
+#endif
+
+#if defined(CKF_IMPLEMENTATION) || defined(CKF_STATIC)
+#ifndef CKF_IMPLEMENTATION_
+#define CKF_IMPLEMENTATION_
+
+/* ---- xxh3 begin ---- */
+/* Wrapped by hand: scripts/sync-xxh3 carries these lines into another header, under a prefix of
+   another length. */
+/* clang-format off */
+
+/* XXH3 with a 64-bit result and a numeric seed. Input may be unaligned and is read as little endian
+   on every host. */
+#if !defined(CKF_BYTEWISE)
+#if defined(__BYTE_ORDER__) && defined(__ORDER_LITTLE_ENDIAN__)
+#if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+#define CKF_XXH3_LITTLE_ENDIAN
+#endif
+#elif defined(_MSC_VER)
+#define CKF_XXH3_LITTLE_ENDIAN
+#endif
+#endif
+
+#if defined(__GNUC__) || defined(__clang__)
+#define CKF_XXH3_FN static inline __attribute__((unused))
+#else
+#define CKF_XXH3_FN static inline
+#endif
+
+/* gcc vectorises the accumulator lanes from level 3 on, which halves the time of long input. */
+#if defined(__GNUC__) && !defined(__clang__) && defined(__OPTIMIZE__) && !defined(__OPTIMIZE_SIZE__)
+#define CKF_XXH3_VECTOR_FN CKF_XXH3_FN __attribute__((optimize("O3")))
+#else
+#define CKF_XXH3_VECTOR_FN CKF_XXH3_FN
+#endif
+
+#define CKF_XXH3_SECRET_BYTES 192
+#define CKF_XXH3_SHORT_MAX 240 /* longest input that is hashed without accumulators */
+#define CKF_XXH3_STRIPE_BYTES 64
+#define CKF_XXH3_BLOCK_STRIPES 16 /* (192 - 64) / 8: the secret moves 8 bytes per stripe */
+
+#define CKF_XXH3_P32_1 UINT64_C(0x9e3779b1)
+#define CKF_XXH3_P32_2 UINT64_C(0x85ebca77)
+#define CKF_XXH3_P32_3 UINT64_C(0xc2b2ae3d)
+#define CKF_XXH3_P64_1 UINT64_C(0x9e3779b185ebca87)
+#define CKF_XXH3_P64_2 UINT64_C(0xc2b2ae3d27d4eb4f)
+#define CKF_XXH3_P64_3 UINT64_C(0x165667b19e3779f9)
+#define CKF_XXH3_P64_4 UINT64_C(0x85ebca77c2b2ae63)
+#define CKF_XXH3_P64_5 UINT64_C(0x27d4eb2f165667c5)
+#define CKF_XXH3_MX_1 UINT64_C(0x165667919e3779f9)
+#define CKF_XXH3_MX_2 UINT64_C(0x9fb21c651e98df25)
+
+/* The secret of seed 0. */
+static const uint8_t ckf_xxh3_default[CKF_XXH3_SECRET_BYTES] = {
+  0xb8, 0xfe, 0x6c, 0x39, 0x23, 0xa4, 0x4b, 0xbe, 0x7c, 0x01, 0x81, 0x2c, 0xf7, 0x21, 0xad, 0x1c,
+  0xde, 0xd4, 0x6d, 0xe9, 0x83, 0x90, 0x97, 0xdb, 0x72, 0x40, 0xa4, 0xa4, 0xb7, 0xb3, 0x67, 0x1f,
+  0xcb, 0x79, 0xe6, 0x4e, 0xcc, 0xc0, 0xe5, 0x78, 0x82, 0x5a, 0xd0, 0x7d, 0xcc, 0xff, 0x72, 0x21,
+  0xb8, 0x08, 0x46, 0x74, 0xf7, 0x43, 0x24, 0x8e, 0xe0, 0x35, 0x90, 0xe6, 0x81, 0x3a, 0x26, 0x4c,
+  0x3c, 0x28, 0x52, 0xbb, 0x91, 0xc3, 0x00, 0xcb, 0x88, 0xd0, 0x65, 0x8b, 0x1b, 0x53, 0x2e, 0xa3,
+  0x71, 0x64, 0x48, 0x97, 0xa2, 0x0d, 0xf9, 0x4e, 0x38, 0x19, 0xef, 0x46, 0xa9, 0xde, 0xac, 0xd8,
+  0xa8, 0xfa, 0x76, 0x3f, 0xe3, 0x9c, 0x34, 0x3f, 0xf9, 0xdc, 0xbb, 0xc7, 0xc7, 0x0b, 0x4f, 0x1d,
+  0x8a, 0x51, 0xe0, 0x4b, 0xcd, 0xb4, 0x59, 0x31, 0xc8, 0x9f, 0x7e, 0xc9, 0xd9, 0x78, 0x73, 0x64,
+  0xea, 0xc5, 0xac, 0x83, 0x34, 0xd3, 0xeb, 0xc3, 0xc5, 0x81, 0xa0, 0xff, 0xfa, 0x13, 0x63, 0xeb,
+  0x17, 0x0d, 0xdd, 0x51, 0xb7, 0xf0, 0xda, 0x49, 0xd3, 0x16, 0x55, 0x26, 0x29, 0xd4, 0x68, 0x9e,
+  0x2b, 0x16, 0xbe, 0x58, 0x7d, 0x47, 0xa1, 0xfc, 0x8f, 0xf8, 0xb8, 0xd1, 0x7a, 0xd0, 0x31, 0xce,
+  0x45, 0xcb, 0x3a, 0x8f, 0x95, 0x16, 0x04, 0x28, 0xaf, 0xd7, 0xfb, 0xca, 0xbb, 0x4b, 0x40, 0x7e
+};
+
+/* The secret of one seed; derive it once when many inputs above 240 bytes share the seed. */
+typedef struct ckf_xxh3_secret {
+  uint8_t bytes[CKF_XXH3_SECRET_BYTES];
+} ckf_xxh3_secret;
+
+CKF_XXH3_FN uint32_t ckf_xxh3_swap32(uint32_t v) {
+  return v >> 24 | (v >> 8 & 0xff00u) | (v & 0xff00u) << 8 | v << 24;
+}
+
+CKF_XXH3_FN uint64_t ckf_xxh3_swap64(uint64_t v) {
+  const uint64_t high = ckf_xxh3_swap32((uint32_t)v);
+  return high << 32 | ckf_xxh3_swap32((uint32_t)(v >> 32));
+}
+
+CKF_XXH3_FN uint64_t ckf_xxh3_rotl(uint64_t v, unsigned bits) {
+  return v << bits | v >> (64 - bits);
+}
+
+CKF_XXH3_FN uint64_t ckf_xxh3_read32(const uint8_t *p) {
+#if defined(CKF_XXH3_LITTLE_ENDIAN)
+  uint32_t v;
+  CKF_MEMCPY(&v, p, sizeof v);
+  return v;
+#else
+  return (uint64_t)p[0] | (uint64_t)p[1] << 8 | (uint64_t)p[2] << 16 | (uint64_t)p[3] << 24;
+#endif
+}
+
+CKF_XXH3_FN uint64_t ckf_xxh3_read64(const uint8_t *p) {
+#if defined(CKF_XXH3_LITTLE_ENDIAN)
+  uint64_t v;
+  CKF_MEMCPY(&v, p, sizeof v);
+  return v;
+#else
+  return ckf_xxh3_read32(p) | ckf_xxh3_read32(p + 4) << 32;
+#endif
+}
+
+CKF_XXH3_FN void ckf_xxh3_write64(uint8_t *p, uint64_t v) {
+#if defined(CKF_XXH3_LITTLE_ENDIAN)
+  CKF_MEMCPY(p, &v, sizeof v);
+#else
+  int i;
+  for (i = 0; i < 8; i++) {
+    p[i] = (uint8_t)(v >> 8 * i);
+  }
+#endif
+}
+
+/* Both halves of the 128-bit product, xored. */
+CKF_XXH3_FN uint64_t ckf_xxh3_fold(uint64_t a, uint64_t b) {
+#if defined(__SIZEOF_INT128__)
+  __extension__ typedef unsigned __int128 ckf_xxh3_u128;
+  const ckf_xxh3_u128 product = (ckf_xxh3_u128)a * b;
+  return (uint64_t)product ^ (uint64_t)(product >> 64);
+#else
+  const uint64_t a_lo = a & 0xffffffffu, a_hi = a >> 32;
+  const uint64_t b_lo = b & 0xffffffffu, b_hi = b >> 32;
+  const uint64_t low = a_lo * b_lo;
+  const uint64_t mid = a_hi * b_lo + (low >> 32);
+  const uint64_t cross = a_lo * b_hi + (mid & 0xffffffffu);
+  return (cross << 32 | (low & 0xffffffffu)) ^ (a_hi * b_hi + (mid >> 32) + (cross >> 32));
+#endif
+}
+
+/* Final mixers: for inputs above 8 bytes, up to 3 bytes, and 4 to 8 bytes. */
+CKF_XXH3_FN uint64_t ckf_xxh3_finish(uint64_t h) {
+  h = (h ^ h >> 37) * CKF_XXH3_MX_1;
+  return h ^ h >> 32;
+}
+
+CKF_XXH3_FN uint64_t ckf_xxh3_finish_tiny(uint64_t h) {
+  h = (h ^ h >> 33) * CKF_XXH3_P64_2;
+  h = (h ^ h >> 29) * CKF_XXH3_P64_3;
+  return h ^ h >> 32;
+}
+
+CKF_XXH3_FN uint64_t ckf_xxh3_finish_word(uint64_t h, uint64_t len) {
+  h = (h ^ ckf_xxh3_rotl(h, 49) ^ ckf_xxh3_rotl(h, 24)) * CKF_XXH3_MX_2;
+  h = (h ^ ((h >> 35) + len)) * CKF_XXH3_MX_2;
+  return h ^ h >> 28;
+}
+
+/* The cores of the classes 1 to 3, 4 to 8 and 9 to 16 bytes, given what the input contributes. */
+CKF_XXH3_FN uint64_t ckf_xxh3_tiny(uint64_t mixed, uint64_t seed) {
+  const uint8_t *const k = ckf_xxh3_default;
+  const uint64_t key = ckf_xxh3_read32(k) ^ ckf_xxh3_read32(k + 4);
+  return ckf_xxh3_finish_tiny(mixed ^ (key + seed));
+}
+
+CKF_XXH3_FN uint64_t ckf_xxh3_word(uint64_t first, uint64_t last, uint64_t len,
+                                           uint64_t seed) {
+  const uint8_t *const k = ckf_xxh3_default;
+  const uint64_t key = ckf_xxh3_read64(k + 8) ^ ckf_xxh3_read64(k + 16);
+  seed ^= (uint64_t)ckf_xxh3_swap32((uint32_t)seed) << 32;
+  return ckf_xxh3_finish_word((first << 32 | last) ^ (key - seed), len);
+}
+
+CKF_XXH3_FN uint64_t ckf_xxh3_pair(uint64_t first, uint64_t last, uint64_t len,
+                                           uint64_t seed) {
+  const uint8_t *const k = ckf_xxh3_default;
+  const uint64_t lo = first ^ ((ckf_xxh3_read64(k + 24) ^ ckf_xxh3_read64(k + 32)) + seed);
+  const uint64_t hi = last ^ ((ckf_xxh3_read64(k + 40) ^ ckf_xxh3_read64(k + 48)) - seed);
+  return ckf_xxh3_finish(len + ckf_xxh3_swap64(lo) + hi + ckf_xxh3_fold(lo, hi));
+}
+
+/* Hashes of a fixed length: 2, 8 and 16 bytes, given as little-endian numbers. */
+CKF_XXH3_FN uint64_t ckf_xxh3_64_len2(uint16_t value, uint64_t seed) {
+  const uint64_t first = value & 0xffu, last = value >> 8;
+  return ckf_xxh3_tiny(first << 16 | last << 24 | 2u << 8 | last, seed);
+}
+
+CKF_XXH3_FN uint64_t ckf_xxh3_64_len8(uint64_t value, uint64_t seed) {
+  return ckf_xxh3_word(value & 0xffffffffu, value >> 32, 8, seed);
+}
+
+CKF_XXH3_FN uint64_t ckf_xxh3_64_len16(uint64_t lo, uint64_t hi, uint64_t seed) {
+  return ckf_xxh3_pair(lo, hi, 16, seed);
+}
+
+CKF_XXH3_FN uint64_t ckf_xxh3_mix16(const uint8_t *p, const uint8_t *key, uint64_t seed) {
+  return ckf_xxh3_fold(ckf_xxh3_read64(p) ^ (ckf_xxh3_read64(key) + seed),
+                           ckf_xxh3_read64(p + 8) ^ (ckf_xxh3_read64(key + 8) - seed));
+}
+
+/* 17 to 128 bytes: pieces of 16 bytes pairwise from both ends. */
+CKF_XXH3_FN uint64_t ckf_xxh3_medium(const uint8_t *p, size_t len, uint64_t seed) {
+  const uint8_t *const k = ckf_xxh3_default;
+  uint64_t h = (uint64_t)len * CKF_XXH3_P64_1;
+  size_t i;
+  for (i = 0; i <= (len - 1) / 32; i++) {
+    h += ckf_xxh3_mix16(p + 16 * i, k + 32 * i, seed);
+    h += ckf_xxh3_mix16(p + len - 16 * (i + 1), k + 32 * i + 16, seed);
+  }
+  return ckf_xxh3_finish(h);
+}
+
+/* 129 to 240 bytes: eight pieces, a mixing step, the other whole pieces, the last 16 bytes. */
+CKF_XXH3_FN uint64_t ckf_xxh3_large(const uint8_t *p, size_t len, uint64_t seed) {
+  const uint8_t *const k = ckf_xxh3_default;
+  uint64_t h = (uint64_t)len * CKF_XXH3_P64_1;
+  size_t i;
+  for (i = 0; i < 8; i++) {
+    h += ckf_xxh3_mix16(p + 16 * i, k + 16 * i, seed);
+  }
+  h = ckf_xxh3_finish(h);
+  for (i = 8; i < len / 16; i++) {
+    h += ckf_xxh3_mix16(p + 16 * i, k + 16 * (i - 8) + 3, seed);
+  }
+  return ckf_xxh3_finish(h + ckf_xxh3_mix16(p + len - 16, k + 119, seed));
+}
+
+/* Up to 240 bytes; only the default secret is read, the seed enters by arithmetic. */
+CKF_XXH3_FN uint64_t ckf_xxh3_short(const uint8_t *p, size_t len, uint64_t seed) {
+  const uint8_t *const k = ckf_xxh3_default;
+  if (len > 128) {
+    return ckf_xxh3_large(p, len, seed);
+  }
+  if (len > 16) {
+    return ckf_xxh3_medium(p, len, seed);
+  }
+  if (len > 8) {
+    return ckf_xxh3_pair(ckf_xxh3_read64(p), ckf_xxh3_read64(p + len - 8), len, seed);
+  }
+  if (len >= 4) {
+    return ckf_xxh3_word(ckf_xxh3_read32(p), ckf_xxh3_read32(p + len - 4), len, seed);
+  }
+  if (len > 0) {
+    const uint64_t first = p[0], middle = p[len / 2], last = p[len - 1];
+    return ckf_xxh3_tiny(first << 16 | middle << 24 | (uint64_t)len << 8 | last, seed);
+  }
+  return ckf_xxh3_finish_tiny(seed ^ ckf_xxh3_read64(k + 56) ^ ckf_xxh3_read64(k + 64));
+}
+
+CKF_XXH3_FN void ckf_xxh3_secret_init(ckf_xxh3_secret *secret, uint64_t seed) {
+  const uint8_t *const k = ckf_xxh3_default;
+  size_t i;
+  for (i = 0; i < CKF_XXH3_SECRET_BYTES; i += 16) {
+    ckf_xxh3_write64(secret->bytes + i, ckf_xxh3_read64(k + i) + seed);
+    ckf_xxh3_write64(secret->bytes + i + 8, ckf_xxh3_read64(k + i + 8) - seed);
+  }
+}
+
+CKF_XXH3_FN void ckf_xxh3_acc_init(uint64_t acc[8]) {
+  acc[0] = CKF_XXH3_P32_3;
+  acc[1] = CKF_XXH3_P64_1;
+  acc[2] = CKF_XXH3_P64_2;
+  acc[3] = CKF_XXH3_P64_3;
+  acc[4] = CKF_XXH3_P64_4;
+  acc[5] = CKF_XXH3_P32_2;
+  acc[6] = CKF_XXH3_P64_5;
+  acc[7] = CKF_XXH3_P32_1;
+}
+
+/* One stripe: each lane takes its neighbour's data and the product of its own keyed halves. */
+CKF_XXH3_FN void ckf_xxh3_stripe(uint64_t acc[8], const uint8_t *p, const uint8_t *key) {
+  size_t i;
+  for (i = 0; i < 8; i++) {
+    const uint64_t data = ckf_xxh3_read64(p + 8 * i);
+    const uint64_t keyed = data ^ ckf_xxh3_read64(key + 8 * i);
+    acc[i ^ 1] += data;
+    acc[i] += (keyed & 0xffffffffu) * (keyed >> 32);
+  }
+}
+
+/* Runs after each 16 stripes, when the secret is used up. */
+CKF_XXH3_FN void ckf_xxh3_scramble(uint64_t acc[8], const ckf_xxh3_secret *secret) {
+  const uint8_t *const key = secret->bytes + CKF_XXH3_SECRET_BYTES - CKF_XXH3_STRIPE_BYTES;
+  size_t i;
+  for (i = 0; i < 8; i++) {
+    acc[i] = (acc[i] ^ acc[i] >> 47 ^ ckf_xxh3_read64(key + 8 * i)) * CKF_XXH3_P32_1;
+  }
+}
+
+/* Takes the last 64 bytes, which may overlap the stripe before, and folds all lanes into one. */
+CKF_XXH3_FN uint64_t ckf_xxh3_acc_finish(uint64_t acc[8], const uint8_t *last, uint64_t len,
+                                                 const ckf_xxh3_secret *secret) {
+  uint64_t h = len * CKF_XXH3_P64_1;
+  size_t i;
+  ckf_xxh3_stripe(acc, last, secret->bytes + 121); /* 7 bytes before the scramble key */
+  for (i = 0; i < 4; i++) {
+    h += ckf_xxh3_fold(acc[2 * i] ^ ckf_xxh3_read64(secret->bytes + 11 + 16 * i),
+                           acc[2 * i + 1] ^ ckf_xxh3_read64(secret->bytes + 19 + 16 * i));
+  }
+  return ckf_xxh3_finish(h);
+}
+
+/* Above 240 bytes. */
+CKF_XXH3_VECTOR_FN uint64_t ckf_xxh3_long(const uint8_t *p, size_t len,
+                                                  const ckf_xxh3_secret *secret) {
+  const size_t stripes = (len - 1) / CKF_XXH3_STRIPE_BYTES;
+  uint64_t acc[8];
+  size_t i;
+  ckf_xxh3_acc_init(acc);
+  for (i = 0; i < stripes; i++) {
+    const size_t turn = i % CKF_XXH3_BLOCK_STRIPES;
+    ckf_xxh3_stripe(acc, p + CKF_XXH3_STRIPE_BYTES * i, secret->bytes + 8 * turn);
+    if (turn == CKF_XXH3_BLOCK_STRIPES - 1) {
+      ckf_xxh3_scramble(acc, secret);
+    }
+  }
+  return ckf_xxh3_acc_finish(acc, p + len - CKF_XXH3_STRIPE_BYTES, len, secret);
+}
+
+/* `secret` must come from `seed`. */
+CKF_XXH3_FN uint64_t ckf_xxh3_64_secret(const void *data, size_t len, uint64_t seed,
+                                                const ckf_xxh3_secret *secret) {
+  const uint8_t *const p = (const uint8_t *)data;
+  if (len <= CKF_XXH3_SHORT_MAX) {
+    return ckf_xxh3_short(p, len, seed);
+  }
+  return ckf_xxh3_long(p, len, secret);
+}
+
+CKF_XXH3_FN uint64_t ckf_xxh3_64(const void *data, size_t len, uint64_t seed) {
+  ckf_xxh3_secret secret;
+  if (len <= CKF_XXH3_SHORT_MAX) {
+    return ckf_xxh3_short((const uint8_t *)data, len, seed);
+  }
+  ckf_xxh3_secret_init(&secret, seed);
+  return ckf_xxh3_long((const uint8_t *)data, len, &secret);
+}
+
+/* clang-format on */
+/* ---- xxh3 end ---- */
+
+#if defined(__GNUC__)
+#define CKF_PREFETCH_(P) __builtin_prefetch(P)
+#define CKF_UNLIKELY_(X) __builtin_expect(!!(X), 0)
+#else
+#define CKF_PREFETCH_(P) ((void)(P))
+#define CKF_UNLIKELY_(X) (X)
+#endif
+
+#define CKF_NONE_ UINT32_MAX
+#define CKF_BATCH_ 16u /* keys that are prefetched together */
+#define CKF_ONES_ UINT64_C(0x0001000100010001)
+#define CKF_TOPS_ UINT64_C(0x8000800080008000)
+
+/* ==== errors (impl) ==== */
+
+typedef struct ckf_error_row_ {
+  int err;
+  const char *name;
+  const char *text;
+} ckf_error_row_;
+
+static const ckf_error_row_ ckf_error_rows_[] = {
+    {CKF_OK, "", "success"},
+    {CKF_ERR_ARG, "InvalidArgument", "argument out of its range"},
+    {CKF_ERR_NOSPACE, "AllocationFailed", "memory or a configured limit is exhausted"},
+    {CKF_ERR_ABI, "StructSizeMismatch", "units were built with different configurations"},
+    {CKF_ERR_CAPACITY_EXHAUSTED, "CapacityExhausted", "no place in the filter"},
+    {CKF_ERR_PARENT_NOT_FOUND, "ParentBlockNotFound", "parent is not mapped by this member"},
+    {CKF_ERR_INVALID_BLOCK_SEQUENCE, "InvalidBlockSequence", "event contradicts the lineage"},
+    {CKF_ERR_OWNERSHIP_OVERFLOW, "OwnershipDegreeOverflow", "too many owners of one block"},
+    {CKF_ERR_INVARIANT, "IndexerInvariantViolation", "state is damaged, rebuild it"},
+    {CKF_ERR_UNSUPPORTED_DOMAIN, "UnsupportedResidencyDomain", "residency domain is not supported"},
+    {CKF_ERR_BLOCK_NOT_FOUND, "BlockNotFound", "block is not known"},
+    {CKF_ERR_EXPECTED_ZERO, "ExpectedCapacityZero", "expected_blocks is 0"},
+    {CKF_ERR_MAX_KICKS, "InvalidMaxKicks", "max_kicks is not in 1 .. 4096"},
+    {CKF_ERR_WINDOW, "InvalidVerificationWindow", "verification_window is not in 1 .. 8"},
+    {CKF_ERR_PUBLISH_EVERY, "InvalidPublishEveryNEvents", "publish_every_n_events is 0"},
+    {CKF_ERR_CAPACITY_OVERFLOW, "CapacityOverflow", "sizes exceed what can be represented"},
+    {CKF_ERR_TRUNCATED, "Truncated", "frame is shorter than its header"},
+    {CKF_ERR_FRAME_TOO_LARGE, "FrameTooLarge", "frame is longer than allowed"},
+    {CKF_ERR_MAGIC, "Magic", "not a CBI1 frame"},
+    {CKF_ERR_WIRE_VERSION, "WireVersion", "wire version is not supported"},
+    {CKF_ERR_CHECKSUM, "Checksum", "body does not match its checksum"},
+    {CKF_ERR_MALFORMED, "Malformed", "body contradicts itself"},
+    {CKF_ERR_FORMAT_VERSION, "FormatVersion", "format version is not supported"},
+    {CKF_ERR_FORMAT_FINGERPRINT_BITS, "FormatFingerprintBits", "fingerprints are not 16 bits"},
+    {CKF_ERR_FORMAT_SLOTS, "FormatSlotsPerBucket", "buckets do not have 4 slots"},
+    {CKF_ERR_FORMAT_MISMATCH, "FormatMismatch", "seed or bucket count is not the expected one"},
+    {CKF_ERR_FORMAT_BUCKET_COUNT, "FormatBucketCount", "bucket count is not 2^1 .. 2^24"},
+    {CKF_ERR_FLAGS, "Flags", "neither a snapshot chunk nor a delta"},
+    {CKF_ERR_DELTA_IMAGE_COUNT, "DeltaImageCount", "too many images for one frame"},
+    {CKF_ERR_SNAPSHOT_WORD_COUNT, "SnapshotChunkWordCount", "too many words for one chunk"},
+    {CKF_ERR_SNAPSHOT_BUCKET_COUNT, "SnapshotBucketCount", "words are not one per bucket"},
+    {CKF_ERR_BUCKET_INDEX, "BucketIndex", "bucket index beyond the bucket count"},
+    {CKF_ERR_CHUNK_SEQUENCE, "ChunkSequence", "snapshot chunk out of order"},
+    {CKF_ERR_INCOMPLETE_COVERAGE, "IncompleteCoverage", "last chunk left buckets open"},
+    {CKF_ERR_NOT_LIVE, "NotLive", "delta before the snapshot is complete"},
+    {CKF_ERR_SNAPSHOT_LIVE, "SnapshotWhileLive", "snapshot chunk after the snapshot is complete"},
+    {CKF_ERR_SEQUENCE, "SequenceMismatch", "delta does not continue the installed sequence"},
+    {CKF_ERR_EMPTY_DELTA, "EmptyDelta", "delta without images"},
+    {CKF_ERR_DUPLICATE_IMAGE, "DuplicateImageIndex", "delta names a bucket twice"},
+    {CKF_ERR_WRONG_CONSUMER, "WrongConsumerInstance", "lease is for another consumer"},
+    {CKF_ERR_WRONG_LANE, "WrongPhysicalLane", "lease is for another lane"},
+    {CKF_ERR_WRONG_OWNER, "WrongLaneOwner", "pool is not the one of this lane"},
+    {CKF_ERR_WRONG_FORMAT, "WrongFormat", "format is not the one of this consumer"},
+    {CKF_ERR_STALE_EPOCH, "StaleAssignmentEpoch", "assignment epoch was accepted before"},
+};
+
+static const ckf_error_row_ *ckf_error_row_find_(int err) {
+  size_t i;
+  for (i = 0; i < sizeof ckf_error_rows_ / sizeof ckf_error_rows_[0]; i++) {
+    if (ckf_error_rows_[i].err == err) {
+      return &ckf_error_rows_[i];
+    }
+  }
+  return NULL;
+}
+
+const char *ckf_strerror(int err) {
+  const ckf_error_row_ *const row = ckf_error_row_find_(err);
+  return row ? row->text : "unknown error";
+}
+
+const char *ckf_errname(int err) {
+  const ckf_error_row_ *const row = ckf_error_row_find_(err);
+  return row ? row->name : "Unknown";
+}
+
+/* ==== format and addressing (impl) ==== */
+
+ckf_config ckf_config_default(void) {
+  ckf_config cfg;
+  cfg.expected_blocks = 1;
+  cfg.max_kicks = 500;
+  cfg.verification_window = 2;
+  cfg.publish_every_n_events = 1;
+  cfg.seed = CKF_DEFAULT_SEED;
+  return cfg;
+}
+
+int ckf_config_check(const ckf_config *cfg, uint64_t *bucket_count) {
+  uint64_t required, buckets = CKF_MIN_BUCKETS;
+  if (cfg->expected_blocks == 0) {
+    return CKF_ERR_EXPECTED_ZERO;
+  }
+  if (cfg->max_kicks == 0 || cfg->max_kicks > CKF_MAX_KICKS) {
+    return CKF_ERR_MAX_KICKS;
+  }
+  if (cfg->verification_window == 0 || cfg->verification_window > CKF_MAX_WINDOW) {
+    return CKF_ERR_WINDOW;
+  }
+  if (cfg->publish_every_n_events == 0) {
+    return CKF_ERR_PUBLISH_EVERY;
+  }
+  if (cfg->expected_blocks > (UINT64_MAX - 15) / 5) {
+    return CKF_ERR_CAPACITY_OVERFLOW;
+  }
+  required = (5 * cfg->expected_blocks + 15) / 16; /* at most 2^60: the doubling ends */
+  while (buckets < required) {
+    buckets *= 2;
+  }
+  if (bucket_count) {
+    *bucket_count = buckets;
+  }
+  return CKF_OK;
+}
+
+int ckf_format_check(const ckf_format *format) {
+  const uint64_t buckets = format->bucket_count;
+  return buckets >= CKF_MIN_BUCKETS && buckets <= CKF_MAX_BUCKETS && (buckets & (buckets - 1)) == 0
+             ? CKF_OK
+             : CKF_ERR_FORMAT_BUCKET_COUNT;
+}
+
+uint64_t ckf_child(uint64_t parent_canonical, uint64_t local) {
+  return ckf_xxh3_64_len16(parent_canonical, local, CKF_CHAIN_SEED);
+}
+
+/* The delta of a fingerprint before it is masked. */
+static inline uint32_t ckf_delta_bits_(uint64_t seed, uint16_t fp) {
+  return (uint32_t)ckf_xxh3_64_len2(fp, seed ^ UINT64_C(0x9E3779B97F4A7C15));
+}
+
+static inline uint32_t ckf_delta_mask_(uint32_t bits, uint32_t mask) {
+  bits &= mask;
+  return bits + (bits == 0);
+}
+
+static inline uint16_t ckf_fingerprint_(uint64_t mixed) {
+  const uint32_t fp = (uint32_t)mixed & 0xFFFFu;
+  return (uint16_t)(fp + (fp == 0));
+}
+
+uint64_t ckf_mix(const ckf_format *format, uint64_t key) {
+  return ckf_xxh3_64_len8(key, format->seed);
+}
+
+uint32_t ckf_delta(const ckf_format *format, uint16_t fp) {
+  return ckf_delta_mask_(ckf_delta_bits_(format->seed, fp), (uint32_t)(format->bucket_count - 1));
+}
+
+ckf_probe ckf_probe_make(const ckf_format *format, uint64_t key) {
+  const uint64_t mixed = ckf_mix(format, key);
+  ckf_probe probe;
+  probe.fp = ckf_fingerprint_(mixed);
+  probe.a = (uint32_t)((mixed >> 16) & (format->bucket_count - 1));
+  probe.b = probe.a ^ ckf_delta(format, probe.fp);
+  return probe;
+}
+
+void ckf_delta_table(uint64_t seed, uint32_t *table) {
+  uint32_t fp;
+  for (fp = 0; fp < CKF_DELTA_TABLE_LEN; fp++) {
+    table[fp] = ckf_delta_bits_(seed, (uint16_t)fp);
+  }
+}
+
+/* ==== packed bucket and generator (impl) ==== */
+
+/* Marks the top bit of each zero slot; marks above the lowest one may be wrong, none below it is.
+ */
+static inline uint64_t ckf_zero_slots_(uint64_t word) {
+  return (word - CKF_ONES_) & ~word & CKF_TOPS_;
+}
+
+static inline uint64_t ckf_match_slots_(uint64_t word, uint16_t fp) {
+  return ckf_zero_slots_(word ^ fp * CKF_ONES_);
+}
+
+/* Bit position of the slot that a non-zero mark set names first: 0, 16, 32 or 48. */
+static inline unsigned ckf_first_shift_(uint64_t marks) {
+#if defined(__GNUC__)
+  return (unsigned)__builtin_ctzll(marks) & 48u;
+#else
+  unsigned shift = 0;
+  while (!(marks >> shift & 0x8000u)) {
+    shift += 16;
+  }
+  return shift;
+#endif
+}
+
+unsigned ckf_word_first_empty(uint64_t word) {
+  const uint64_t marks = ckf_zero_slots_(word);
+  return marks ? ckf_first_shift_(marks) / 16 : CKF_SLOTS_PER_BUCKET;
+}
+
+unsigned ckf_word_first(uint64_t word, uint16_t fp) {
+  const uint64_t marks = ckf_match_slots_(word, fp);
+  return marks ? ckf_first_shift_(marks) / 16 : CKF_SLOTS_PER_BUCKET;
+}
+
+bool ckf_word_contains(uint64_t word, uint16_t fp) { return ckf_match_slots_(word, fp) != 0; }
+
+uint64_t ckf_rng_draw(uint64_t *state) {
+  uint64_t z = *state += UINT64_C(0x9E3779B97F4A7C15);
+  z = (z ^ z >> 30) * UINT64_C(0xBF58476D1CE4E5B9);
+  z = (z ^ z >> 27) * UINT64_C(0x94D049BB133111EB);
+  return z ^ z >> 31;
+}
+
+uint64_t ckf_rng_start(uint64_t seed, uint32_t lane) {
+  uint64_t state = seed ^ (((uint64_t)lane + 1) * UINT64_C(0x9E3779B97F4A7C15));
+  return ckf_rng_draw(&state);
+}
+
+/* ==== filter (impl) ==== */
+
+int ckf_filter_init_abi(ckf_filter *filter, size_t filter_size, const ckf_format *format,
+                        uint32_t max_kicks, uint64_t *words, ckf_image *log,
+                        const uint32_t *deltas) {
+  if (filter_size != sizeof *filter) {
+    return CKF_ERR_ABI;
+  }
+  if (!words || !log) {
+    return CKF_ERR_ARG;
+  }
+  if (max_kicks == 0 || max_kicks > CKF_MAX_KICKS) {
+    return CKF_ERR_MAX_KICKS;
+  }
+  if (ckf_format_check(format) != CKF_OK) {
+    return CKF_ERR_FORMAT_BUCKET_COUNT;
+  }
+  filter->words_ = words;
+  filter->log_ = log;
+  filter->deltas_ = deltas;
+  filter->format_ = *format;
+  filter->rng_ = ckf_rng_start(format->seed, 0);
+  filter->mask_ = (uint32_t)(format->bucket_count - 1);
+  filter->max_kicks_ = max_kicks;
+  filter->log_len_ = 0;
+  return CKF_OK;
+}
+
+uint64_t ckf_filter_rng(const ckf_filter *filter) { return filter->rng_; }
+
+void ckf_filter_set_rng(ckf_filter *filter, uint64_t state) { filter->rng_ = state; }
+
+const ckf_image *ckf_filter_log(const ckf_filter *filter, size_t *len) {
+  *len = filter->log_len_;
+  return filter->log_;
+}
+
+static inline uint64_t ckf_filter_mix_(const ckf_filter *f, uint64_t key) {
+  return ckf_xxh3_64_len8(key, f->format_.seed);
+}
+
+static inline uint32_t ckf_filter_home_(const ckf_filter *f, uint64_t mixed) {
+  return (uint32_t)(mixed >> 16) & f->mask_;
+}
+
+/* The other home. Most operations end in the first one, so nothing computes this in advance. */
+static inline uint32_t ckf_filter_alt_(const ckf_filter *f, uint32_t bucket, uint16_t fp) {
+  const uint32_t bits = f->deltas_ ? f->deltas_[fp] : ckf_delta_bits_(f->format_.seed, fp);
+  return bucket ^ ckf_delta_mask_(bits, f->mask_);
+}
+
+static inline void ckf_filter_write_(ckf_filter *f, uint32_t bucket, uint64_t word) {
+  ckf_image *const entry = &f->log_[f->log_len_++];
+  entry->bucket = bucket;
+  entry->word = f->words_[bucket];
+  f->words_[bucket] = word;
+}
+
+/* Writes fp into the first empty slot of a bucket, if it has one. */
+static inline bool ckf_filter_place_(ckf_filter *f, uint32_t bucket, uint16_t fp) {
+  const uint64_t word = f->words_[bucket];
+  const uint64_t empty = ckf_zero_slots_(word);
+  if (!empty) {
+    return false;
+  }
+  ckf_filter_write_(f, bucket, word | (uint64_t)fp << ckf_first_shift_(empty));
+  return true;
+}
+
+/* Both homes are full: moves residents, at most `kicks` of them, or restores every word. */
+static int ckf_filter_relocate_(ckf_filter *f, uint32_t a, uint32_t b, uint16_t fp,
+                                uint32_t kicks) {
+  uint32_t bucket = ckf_rng_draw(&f->rng_) & 1 ? b : a;
+  while (kicks-- > 0) {
+    const unsigned shift = ((unsigned)ckf_rng_draw(&f->rng_) & 3u) * 16;
+    const uint64_t word = f->words_[bucket];
+    const uint16_t evicted = (uint16_t)(word >> shift);
+    ckf_filter_write_(f, bucket, word ^ (uint64_t)(evicted ^ fp) << shift);
+    fp = evicted;
+    bucket = ckf_filter_alt_(f, bucket, fp);
+    if (ckf_filter_place_(f, bucket, fp)) {
+      return CKF_OK;
+    }
+  }
+  while (f->log_len_ > 0) {
+    const ckf_image *const entry = &f->log_[--f->log_len_];
+    f->words_[entry->bucket] = entry->word;
+  }
+  return CKF_ERR_CAPACITY_EXHAUSTED;
+}
+
+static inline int ckf_filter_insert_mixed_(ckf_filter *f, uint64_t mixed, uint32_t kicks) {
+  const uint16_t fp = ckf_fingerprint_(mixed);
+  const uint32_t a = ckf_filter_home_(f, mixed);
+  uint32_t b;
+  f->log_len_ = 0;
+  if (ckf_filter_place_(f, a, fp)) {
+    return CKF_OK;
+  }
+  b = ckf_filter_alt_(f, a, fp);
+  return ckf_filter_place_(f, b, fp) ? CKF_OK : ckf_filter_relocate_(f, a, b, fp, kicks);
+}
+
+static inline int ckf_filter_remove_mixed_(ckf_filter *f, uint64_t mixed) {
+  const uint16_t fp = ckf_fingerprint_(mixed);
+  uint32_t bucket = ckf_filter_home_(f, mixed);
+  uint64_t match = ckf_match_slots_(f->words_[bucket], fp);
+  f->log_len_ = 0;
+  if (!match) {
+    bucket = ckf_filter_alt_(f, bucket, fp);
+    match = ckf_match_slots_(f->words_[bucket], fp);
+    if (!match) {
+      return CKF_ERR_INVARIANT;
+    }
+  }
+  ckf_filter_write_(f, bucket, f->words_[bucket] ^ (uint64_t)fp << ckf_first_shift_(match));
+  return CKF_OK;
+}
+
+static inline bool ckf_filter_contains_mixed_(const ckf_filter *f, uint64_t mixed) {
+  const uint16_t fp = ckf_fingerprint_(mixed);
+  const uint32_t a = ckf_filter_home_(f, mixed);
+  return ckf_match_slots_(f->words_[a], fp) != 0 ||
+         ckf_match_slots_(f->words_[ckf_filter_alt_(f, a, fp)], fp) != 0;
+}
+
+int ckf_filter_insert(ckf_filter *filter, uint64_t key) {
+  return ckf_filter_insert_mixed_(filter, ckf_filter_mix_(filter, key), filter->max_kicks_);
+}
+
+int ckf_filter_insert_home(ckf_filter *filter, uint64_t key) {
+  return ckf_filter_insert_mixed_(filter, ckf_filter_mix_(filter, key), 0);
+}
+
+int ckf_filter_remove(ckf_filter *filter, uint64_t key) {
+  return ckf_filter_remove_mixed_(filter, ckf_filter_mix_(filter, key));
+}
+
+bool ckf_filter_contains(const ckf_filter *filter, uint64_t key) {
+  return ckf_filter_contains_mixed_(filter, ckf_filter_mix_(filter, key));
+}
+
+/* Hashes up to CKF_BATCH_ keys and asks for the first home of each. */
+static inline size_t ckf_filter_prepare_(const ckf_filter *f, const uint64_t *keys, size_t n,
+                                         uint64_t mixed[CKF_BATCH_]) {
+  size_t i;
+  n = n < CKF_BATCH_ ? n : CKF_BATCH_;
+  for (i = 0; i < n; i++) {
+    mixed[i] = ckf_filter_mix_(f, keys[i]);
+    CKF_PREFETCH_(&f->words_[ckf_filter_home_(f, mixed[i])]);
+  }
+  return n;
+}
+
+size_t ckf_filter_insert_n(ckf_filter *filter, const uint64_t *keys, size_t n, bool *ok) {
+  uint64_t mixed[CKF_BATCH_];
+  size_t at, i, step, done = 0;
+  for (at = 0; at < n; at += step) {
+    step = ckf_filter_prepare_(filter, keys + at, n - at, mixed);
+    for (i = 0; i < step; i++) {
+      const bool in = ckf_filter_insert_mixed_(filter, mixed[i], filter->max_kicks_) == CKF_OK;
+      done += in;
+      if (ok) {
+        ok[at + i] = in;
+      }
+    }
+  }
+  return done;
+}
+
+size_t ckf_filter_remove_n(ckf_filter *filter, const uint64_t *keys, size_t n, bool *ok) {
+  uint64_t mixed[CKF_BATCH_];
+  size_t at, i, step, done = 0;
+  for (at = 0; at < n; at += step) {
+    step = ckf_filter_prepare_(filter, keys + at, n - at, mixed);
+    for (i = 0; i < step; i++) {
+      const bool out = ckf_filter_remove_mixed_(filter, mixed[i]) == CKF_OK;
+      done += out;
+      if (ok) {
+        ok[at + i] = out;
+      }
+    }
+  }
+  return done;
+}
+
+/* Answers for up to 32 keys, bit i for key i. Both homes are asked for at once: an absent key needs
+ * both, and by then it is too late to ask. */
+static inline uint32_t ckf_contains_batch_(const ckf_format *format, const uint32_t *deltas,
+                                           const uint64_t *words, const uint64_t *keys, size_t n) {
+  const uint32_t mask = (uint32_t)(format->bucket_count - 1);
+  uint32_t a[32], b[32], hits = 0;
+  uint16_t fp[32];
+  size_t i;
+  for (i = 0; i < n; i++) {
+    const uint64_t mixed = ckf_xxh3_64_len8(keys[i], format->seed);
+    fp[i] = ckf_fingerprint_(mixed);
+    a[i] = (uint32_t)(mixed >> 16) & mask;
+    CKF_PREFETCH_(&words[a[i]]);
+    b[i] =
+        a[i] ^ ckf_delta_mask_(deltas ? deltas[fp[i]] : ckf_delta_bits_(format->seed, fp[i]), mask);
+    CKF_PREFETCH_(&words[b[i]]);
+  }
+  for (i = 0; i < n; i++) {
+    const uint64_t marks = ckf_match_slots_(CKF_LOAD_RELAXED(&words[a[i]]), fp[i]) |
+                           ckf_match_slots_(CKF_LOAD_RELAXED(&words[b[i]]), fp[i]);
+    hits |= (uint32_t)(marks != 0) << i;
+  }
+  return hits;
+}
+
+size_t ckf_filter_contains_n(const ckf_filter *filter, const uint64_t *keys, size_t n, bool *ok) {
+  size_t at, i, step, done = 0;
+  for (at = 0; at < n; at += step) {
+    uint32_t hits;
+    step = n - at < CKF_BATCH_ ? n - at : CKF_BATCH_;
+    hits = ckf_contains_batch_(&filter->format_, filter->deltas_, filter->words_, keys + at, step);
+    for (i = 0; i < step; i++) {
+      done += hits >> i & 1;
+      if (ok) {
+        ok[at + i] = hits >> i & 1;
+      }
+    }
+  }
+  return done;
+}
+
+/* ==== producer (impl) ==== */
+/*
+ * Four arrays hold the exact state:
+ *
+ * - slots: one per member, with the number of its mappings and its first and last chunk
+ * - records: the mappings, in chunks of 32 that belong to one member, dense: the last record of a
+ *   member fills the hole of a removed one, so walking or dropping a member touches no other
+ * - index: (member, external) to record number
+ * - blocks: canonical to owners and flags, in place
+ *
+ * The index and the block table are made of 64-byte rows. A key goes into the first row with room,
+ * from its home row on, and each full row it passes counts it in `past`. A search ends at the first
+ * row that nobody passed, a removal takes its counts back, and nothing ever moves or leaves a
+ * tombstone.
+ */
+
+#define CKF_CHUNK_LEN_ 32u
+#define CKF_ROW_IDS_ 15u  /* of an index row; the 16th word is `past` */
+#define CKF_ROW_CELLS_ 5u /* of a block row */
+#define CKF_ID_STEP_ 8u   /* block number = row * 8 + cell */
+
+#define CKF_OWNERS_ UINT32_C(0x3FFFFFFF)
+#define CKF_RESIDENT_ UINT32_C(0x40000000)
+#define CKF_TRIED_ UINT32_C(0x80000000) /* refused by the filter during the current event */
+
+/* Of each configured limit: numbers and owners fit their bits. */
+#define CKF_MAX_LIMIT_ (UINT32_C(1) << 29)
+
+typedef struct ckf_record_ {
+  uint64_t external;
+  uint32_t block;
+  uint32_t tag;
+} ckf_record_;
+
+typedef struct ckf_chunk_ {
+  uint32_t slot;
+  uint32_t prev, next; /* chunks of the member, or the free list */
+} ckf_chunk_;
+
+typedef struct ckf_slot_ {
+  uint64_t worker_id;
+  uint64_t salt; /* enters the hash of the member's externals */
+  uint32_t dp_rank;
+  uint32_t count;      /* mappings; 0 = free */
+  uint32_t head, tail; /* chunks; in the free list head is the next free slot */
+} ckf_slot_;
+
+typedef struct ckf_block_cell_ {
+  uint32_t canonical_lo, canonical_hi;
+  uint32_t state; /* owners and flags; 0 = free */
+} ckf_block_cell_;
+
+typedef struct ckf_block_row_ {
+  uint32_t past;
+  ckf_block_cell_ cells[CKF_ROW_CELLS_];
+} ckf_block_row_;
+
+static inline void ckf_count_(uint64_t *counter, uint64_t n) {
+  *counter = n > UINT64_MAX - *counter ? UINT64_MAX : *counter + n;
+}
+
+static inline uint64_t ckf_table_hash_(uint64_t key, uint64_t salt) {
+  return ckf_xxh3_fold(key ^ salt, UINT64_C(0x9FB21C651E98DF25));
+}
+
+/* Spreads the upper half of a hash over n rows; the lower half stays free for tags. */
+static inline uint32_t ckf_row_of_(uint64_t hash, uint32_t n) {
+  return (uint32_t)(((hash >> 32) * n) >> 32);
+}
+
+static inline uint32_t ckf_row_next_(uint32_t row, uint32_t n) {
+  return row + 1 == n ? 0 : row + 1;
+}
+
+/* ---- index: hash -> number ---- */
+
+static inline uint32_t *ckf_index_row_(const ckf_index_ *x, uint32_t row) {
+  return x->rows + (size_t)row * 16;
+}
+
+static inline uint32_t ckf_index_entry_(const ckf_index_ *x, uint64_t hash, uint32_t id) {
+  return ((uint32_t)hash & ~x->id_mask) | (id + 1);
+}
+
+static inline void ckf_index_prefetch_(const ckf_index_ *x, uint64_t hash) {
+  CKF_PREFETCH_(ckf_index_row_(x, ckf_row_of_(hash, x->row_count)));
+}
+
+/* Caller ensures that fewer ids are in than the table was sized for, so there is a free place. */
+static void ckf_index_insert_(ckf_index_ *x, uint64_t hash, uint32_t id) {
+  const uint32_t entry = ckf_index_entry_(x, hash, id);
+  uint32_t row = ckf_row_of_(hash, x->row_count);
+  for (;;) {
+    uint32_t *const ids = ckf_index_row_(x, row);
+    uint32_t i;
+    for (i = 0; i < CKF_ROW_IDS_; i++) {
+      if (ids[i] == 0) {
+        ids[i] = entry;
+        return;
+      }
+    }
+    ids[CKF_ROW_IDS_]++;
+    row = ckf_row_next_(row, x->row_count);
+  }
+}
+
+/* Where (hash, id) is, or NULL; `unpass` takes its counts back on the way. */
+static uint32_t *ckf_index_locate_(ckf_index_ *x, uint64_t hash, uint32_t id, bool unpass) {
+  const uint32_t entry = ckf_index_entry_(x, hash, id);
+  uint32_t row = ckf_row_of_(hash, x->row_count);
+  uint32_t steps;
+  for (steps = 0; steps < x->row_count; steps++) {
+    uint32_t *const ids = ckf_index_row_(x, row);
+    uint32_t i;
+    for (i = 0; i < CKF_ROW_IDS_; i++) {
+      if (ids[i] == entry) {
+        return &ids[i];
+      }
+    }
+    if (ids[CKF_ROW_IDS_] == 0) {
+      break;
+    }
+    ids[CKF_ROW_IDS_] -= unpass;
+    row = ckf_row_next_(row, x->row_count);
+  }
+  return NULL;
+}
+
+/* The id must be in: a miss would spoil the counts, and callers have just found it. */
+static void ckf_index_erase_(ckf_index_ *x, uint64_t hash, uint32_t id) {
+  uint32_t *const place = ckf_index_locate_(x, hash, id, true);
+  if (place) {
+    *place = 0;
+  }
+}
+
+/* ---- members ---- */
+
+static inline uint64_t ckf_member_hash_(const ckf_producer *p, const ckf_member *m) {
+  return ckf_xxh3_64_len16(m->worker_id, m->dp_rank, p->cfg_.hash_seed);
+}
+
+static uint32_t ckf_member_find_(const ckf_producer *p, const ckf_member *m) {
+  const ckf_index_ *const x = &p->member_index_;
+  const uint64_t hash = ckf_member_hash_(p, m);
+  const uint32_t tag = (uint32_t)hash & ~x->id_mask;
+  uint32_t row = ckf_row_of_(hash, x->row_count);
+  uint32_t steps;
+  for (steps = 0; steps < x->row_count; steps++) {
+    const uint32_t *const ids = ckf_index_row_(x, row);
+    uint32_t i;
+    for (i = 0; i < CKF_ROW_IDS_; i++) {
+      const uint32_t id = (ids[i] ^ tag) - 1;
+      if (id < x->id_mask) {
+        const ckf_slot_ *const s = &p->slots_[id];
+        if (s->worker_id == m->worker_id && s->dp_rank == m->dp_rank) {
+          return id;
+        }
+      }
+    }
+    if (ids[CKF_ROW_IDS_] == 0) {
+      break;
+    }
+    row = ckf_row_next_(row, x->row_count);
+  }
+  return CKF_NONE_;
+}
+
+/* A member without mappings; CKF_NONE_ when all slots are taken. */
+static uint32_t ckf_member_add_(ckf_producer *p, const ckf_member *m) {
+  uint32_t slot = p->slot_free_;
+  ckf_slot_ *s;
+  if (slot != CKF_NONE_) {
+    p->slot_free_ = p->slots_[slot].head;
+  } else if (p->slot_used_ < p->cfg_.max_members) {
+    slot = p->slot_used_++;
+  } else {
+    return CKF_NONE_;
+  }
+  s = &p->slots_[slot];
+  s->worker_id = m->worker_id;
+  s->dp_rank = m->dp_rank;
+  s->salt = ckf_member_hash_(p, m);
+  s->count = 0;
+  s->head = s->tail = CKF_NONE_;
+  ckf_index_insert_(&p->member_index_, s->salt, slot);
+  p->member_count_++;
+  return slot;
+}
+
+static void ckf_member_drop_if_empty_(ckf_producer *p, uint32_t slot) {
+  ckf_slot_ *const s = &p->slots_[slot];
+  if (s->count == 0) {
+    ckf_index_erase_(&p->member_index_, s->salt, slot);
+    s->head = p->slot_free_;
+    p->slot_free_ = slot;
+    p->member_count_--;
+  }
+}
+
+/* ---- blocks ---- */
+
+static inline uint64_t ckf_block_hash_(const ckf_producer *p, uint64_t canonical) {
+  return ckf_table_hash_(canonical, p->cfg_.hash_seed);
+}
+
+static inline ckf_block_cell_ *ckf_block_cell_of_(const ckf_producer *p, uint32_t block) {
+  return &p->blocks_[block / CKF_ID_STEP_].cells[block % CKF_ID_STEP_];
+}
+
+static inline uint64_t ckf_block_canonical_(const ckf_block_cell_ *cell) {
+  return (uint64_t)cell->canonical_hi << 32 | cell->canonical_lo;
+}
+
+static uint32_t ckf_block_find_(const ckf_producer *p, uint64_t canonical, uint64_t hash) {
+  const uint32_t lo = (uint32_t)canonical, hi = (uint32_t)(canonical >> 32);
+  uint32_t row = ckf_row_of_(hash, p->block_row_count_);
+  uint32_t steps;
+  for (steps = 0; steps < p->block_row_count_; steps++) {
+    const ckf_block_row_ *const r = &p->blocks_[row];
+    uint32_t i;
+    for (i = 0; i < CKF_ROW_CELLS_; i++) {
+      const ckf_block_cell_ *const cell = &r->cells[i];
+      if (cell->canonical_lo == lo && cell->canonical_hi == hi && cell->state != 0) {
+        return row * CKF_ID_STEP_ + i;
+      }
+    }
+    if (r->past == 0) {
+      break;
+    }
+    row = ckf_row_next_(row, p->block_row_count_);
+  }
+  return CKF_NONE_;
+}
+
+/* A block with one owner; the caller has made sure that it is new and that there is room. */
+static uint32_t ckf_block_add_(ckf_producer *p, uint64_t canonical, uint64_t hash) {
+  uint32_t row = ckf_row_of_(hash, p->block_row_count_);
+  for (;;) {
+    ckf_block_row_ *const r = &p->blocks_[row];
+    uint32_t i;
+    for (i = 0; i < CKF_ROW_CELLS_; i++) {
+      ckf_block_cell_ *const cell = &r->cells[i];
+      if (cell->state == 0) {
+        cell->canonical_lo = (uint32_t)canonical;
+        cell->canonical_hi = (uint32_t)(canonical >> 32);
+        cell->state = 1;
+        p->block_count_++;
+        return row * CKF_ID_STEP_ + i;
+      }
+    }
+    r->past++;
+    row = ckf_row_next_(row, p->block_row_count_);
+  }
+}
+
+static void ckf_block_erase_(ckf_producer *p, uint32_t block) {
+  ckf_block_cell_ *const cell = ckf_block_cell_of_(p, block);
+  const uint32_t last = block / CKF_ID_STEP_;
+  uint32_t row = ckf_row_of_(ckf_block_hash_(p, ckf_block_canonical_(cell)), p->block_row_count_);
+  for (; row != last; row = ckf_row_next_(row, p->block_row_count_)) {
+    p->blocks_[row].past--;
+  }
+  cell->state = 0;
+  p->block_count_--;
+}
+
+/* ---- mappings ---- */
+
+static inline uint64_t ckf_mapping_hash_(const ckf_producer *p, uint32_t slot, uint64_t external) {
+  return ckf_table_hash_(external, p->slots_[slot].salt);
+}
+
+static uint32_t ckf_mapping_find_(const ckf_producer *p, uint32_t slot, uint64_t external,
+                                  uint64_t hash) {
+  const ckf_index_ *const x = &p->mapping_index_;
+  const uint32_t tag = (uint32_t)hash & ~x->id_mask;
+  uint32_t row = ckf_row_of_(hash, x->row_count);
+  uint32_t steps;
+  for (steps = 0; steps < x->row_count; steps++) {
+    const uint32_t *const ids = ckf_index_row_(x, row);
+    uint32_t i;
+    for (i = 0; i < CKF_ROW_IDS_; i++) {
+      const uint32_t id = (ids[i] ^ tag) - 1;
+      if (id < x->id_mask && p->records_[id].external == external &&
+          p->chunks_[id / CKF_CHUNK_LEN_].slot == slot) {
+        return id;
+      }
+    }
+    if (ids[CKF_ROW_IDS_] == 0) {
+      break;
+    }
+    row = ckf_row_next_(row, x->row_count);
+  }
+  return CKF_NONE_;
+}
+
+/* Number of the record behind the last one of a member, with a new chunk when the last is full.
+ * Chunks never run out: there is one per member more than max_mappings fill. */
+static uint32_t ckf_record_append_(ckf_producer *p, uint32_t slot) {
+  ckf_slot_ *const s = &p->slots_[slot];
+  const uint32_t at = s->count++ % CKF_CHUNK_LEN_;
+  if (at == 0) {
+    uint32_t chunk = p->chunk_free_;
+    if (chunk != CKF_NONE_) {
+      p->chunk_free_ = p->chunks_[chunk].next;
+    } else {
+      chunk = p->chunk_used_++;
+    }
+    p->chunks_[chunk].slot = slot;
+    p->chunks_[chunk].prev = s->tail;
+    p->chunks_[chunk].next = CKF_NONE_;
+    if (s->tail != CKF_NONE_) {
+      p->chunks_[s->tail].next = chunk;
+    } else {
+      s->head = chunk;
+    }
+    s->tail = chunk;
+  }
+  return s->tail * CKF_CHUNK_LEN_ + at;
+}
+
+static inline uint32_t ckf_record_last_(const ckf_slot_ *s) {
+  return s->tail * CKF_CHUNK_LEN_ + (s->count - 1) % CKF_CHUNK_LEN_;
+}
+
+static void ckf_record_pop_(ckf_producer *p, uint32_t slot) {
+  ckf_slot_ *const s = &p->slots_[slot];
+  if (--s->count % CKF_CHUNK_LEN_ == 0) {
+    const uint32_t chunk = s->tail;
+    s->tail = p->chunks_[chunk].prev;
+    if (s->tail != CKF_NONE_) {
+      p->chunks_[s->tail].next = CKF_NONE_;
+    } else {
+      s->head = CKF_NONE_;
+    }
+    p->chunks_[chunk].slot = CKF_NONE_;
+    p->chunks_[chunk].next = p->chunk_free_;
+    p->chunk_free_ = chunk;
+  }
+}
+
+static void ckf_mapping_add_(ckf_producer *p, uint32_t slot, uint64_t external, uint64_t hash,
+                             uint32_t block) {
+  const uint32_t id = ckf_record_append_(p, slot);
+  ckf_record_ *const record = &p->records_[id];
+  record->external = external;
+  record->block = block;
+  record->tag = 0;
+  ckf_index_insert_(&p->mapping_index_, hash, id);
+  p->mapping_count_++;
+}
+
+/* Removes record `id`; the member's last record takes its place. */
+static void ckf_mapping_erase_(ckf_producer *p, uint32_t slot, uint32_t id, uint64_t hash) {
+  const uint32_t last = ckf_record_last_(&p->slots_[slot]);
+  ckf_index_erase_(&p->mapping_index_, hash, id);
+  if (id != last) {
+    const uint64_t moved = ckf_mapping_hash_(p, slot, p->records_[last].external);
+    uint32_t *const place = ckf_index_locate_(&p->mapping_index_, moved, last, false);
+    if (place) {
+      *place = ckf_index_entry_(&p->mapping_index_, moved, id);
+    }
+    p->records_[id] = p->records_[last];
+  }
+  ckf_record_pop_(p, slot);
+  p->mapping_count_--;
+}
+
+/* ---- filter and publication window ---- */
+
+/* Notes the writes of the last filter call. A rebuild only counts them: its window comes from
+ * comparing words. */
+static inline void ckf_touch_(ckf_producer *p) {
+  const uint32_t n = p->filter_.log_len_;
+  uint32_t i;
+  ckf_count_(&p->physical_touches_, n);
+  if (p->rebuilding_) {
+    return;
+  }
+  for (i = 0; i < n; i++) {
+    const ckf_image write = p->filter_.log_[i];
+    uint64_t *const bits = &p->dirty_bits_[write.bucket / 64];
+    const uint64_t bit = UINT64_C(1) << write.bucket % 64;
+    if (!(*bits & bit)) {
+      *bits |= bit;
+      p->dirty_[p->dirty_len_++] = write;
+    }
+  }
+}
+
+/* Tries to bring a block that is not resident into the filter. */
+static inline bool ckf_admit_(ckf_producer *p, ckf_block_cell_ *cell, uint64_t mixed,
+                              uint32_t kicks) {
+  if (ckf_filter_insert_mixed_(&p->filter_, mixed, kicks) != CKF_OK) {
+    cell->state |= CKF_TRIED_;
+    return false;
+  }
+  cell->state |= CKF_RESIDENT_;
+  p->resident_count_++;
+  ckf_touch_(p);
+  return true;
+}
+
+/* Takes one owner from a block. Only damaged state makes it fail, and then nothing has changed. */
+static inline int ckf_disown_(ckf_producer *p, uint32_t block) {
+  ckf_block_cell_ *const cell = ckf_block_cell_of_(p, block);
+  const uint32_t owners = cell->state & CKF_OWNERS_;
+  if (CKF_UNLIKELY_(owners == 0)) {
+    return CKF_ERR_INVARIANT;
+  }
+  if (owners > 1) {
+    cell->state--;
+    return CKF_OK;
+  }
+  if (cell->state & CKF_RESIDENT_) {
+    const uint64_t mixed = ckf_filter_mix_(&p->filter_, ckf_block_canonical_(cell));
+    if (CKF_UNLIKELY_(ckf_filter_remove_mixed_(&p->filter_, mixed) != CKF_OK)) {
+      return CKF_ERR_INVARIANT;
+    }
+    p->resident_count_--;
+    ckf_touch_(p);
+  }
+  ckf_block_erase_(p, block);
+  return CKF_OK;
+}
+
+/* ---- memory ---- */
+
+ckf_producer_config ckf_producer_config_default(void) {
+  ckf_producer_config cfg;
+  cfg.filter = ckf_config_default();
+  cfg.max_mappings = 0;
+  cfg.max_blocks = 0;
+  cfg.max_members = 0;
+  cfg.delta_table = true;
+  cfg.hash_seed = 0;
+  return cfg;
+}
+
+/* Sizes of all arrays for a configuration whose defaults are filled in. */
+typedef struct ckf_layout_ {
+  uint64_t buckets;
+  uint32_t chunk_cap, mapping_rows, member_rows, block_rows;
+  uint64_t words, dirty_bits, dirty, log, deltas, records, chunks, mapping_index, member_index,
+      slots, sorted, blocks;
+} ckf_layout_;
+
+static inline uint64_t ckf_align_(uint64_t bytes) { return (bytes + 63) / 64 * 64; }
+
+/* Rows for n ids at no more than 7 of 8 places. */
+static inline uint32_t ckf_index_rows_(uint32_t n) {
+  return (uint32_t)((uint64_t)n * 8 / (CKF_ROW_IDS_ * 7) + 1);
+}
+
+static uint32_t ckf_limit_(uint32_t configured, uint64_t fallback) {
+  return configured ? configured
+                    : (uint32_t)(fallback < CKF_MAX_LIMIT_ ? fallback : CKF_MAX_LIMIT_);
+}
+
+static int ckf_layout_make_(ckf_producer_config *cfg, ckf_layout_ *l) {
+  const int rc = ckf_config_check(&cfg->filter, &l->buckets);
+  if (rc != CKF_OK) {
+    return rc;
+  }
+  if (l->buckets > CKF_MAX_BUCKETS) {
+    return CKF_ERR_CAPACITY_OVERFLOW;
+  }
+  cfg->max_mappings = ckf_limit_(cfg->max_mappings, cfg->filter.expected_blocks * 2);
+  cfg->max_blocks = ckf_limit_(cfg->max_blocks,
+                               cfg->filter.expected_blocks + cfg->filter.expected_blocks / 4 + 1);
+  cfg->max_members = ckf_limit_(cfg->max_members, 1024);
+  if (cfg->max_mappings > CKF_MAX_LIMIT_ || cfg->max_blocks > CKF_MAX_LIMIT_ / 2 ||
+      cfg->max_members > CKF_MAX_LIMIT_ / CKF_CHUNK_LEN_) {
+    return CKF_ERR_CAPACITY_OVERFLOW;
+  }
+  l->chunk_cap = cfg->max_mappings / CKF_CHUNK_LEN_ + cfg->max_members + 1;
+  l->mapping_rows = ckf_index_rows_(cfg->max_mappings);
+  l->member_rows = ckf_index_rows_(cfg->max_members);
+  l->block_rows = (uint32_t)((uint64_t)cfg->max_blocks * 7 / (CKF_ROW_CELLS_ * 6) + 1);
+  l->words = ckf_align_(l->buckets * 8);
+  l->dirty_bits = ckf_align_((l->buckets + 63) / 64 * 8);
+  l->dirty = ckf_align_(l->buckets * sizeof(ckf_image));
+  l->log = ckf_align_((cfg->filter.max_kicks + UINT64_C(1)) * sizeof(ckf_image));
+  l->deltas = cfg->delta_table ? CKF_DELTA_TABLE_LEN * sizeof(uint32_t) : 0;
+  l->records = (uint64_t)l->chunk_cap * CKF_CHUNK_LEN_ * sizeof(ckf_record_);
+  l->chunks = ckf_align_((uint64_t)l->chunk_cap * sizeof(ckf_chunk_));
+  l->mapping_index = (uint64_t)l->mapping_rows * 64;
+  l->member_index = (uint64_t)l->member_rows * 64;
+  l->slots = ckf_align_((uint64_t)cfg->max_members * sizeof(ckf_slot_));
+  l->sorted = ckf_align_((uint64_t)cfg->max_members * sizeof(ckf_member));
+  l->blocks = (uint64_t)l->block_rows * sizeof(ckf_block_row_);
+  return CKF_OK;
+}
+
+static uint64_t ckf_layout_exact_(const ckf_layout_ *l) {
+  return l->records + l->chunks + l->mapping_index + l->member_index + l->slots + l->sorted +
+         l->blocks;
+}
+
+static uint64_t ckf_layout_bytes_(const ckf_layout_ *l) {
+  return ckf_layout_exact_(l) + l->words + l->dirty_bits + l->dirty + l->log + l->deltas + 63;
+}
+
+size_t ckf_producer_mem_size(const ckf_producer_config *cfg) {
+  ckf_producer_config full = *cfg;
+  ckf_layout_ l;
+  uint64_t bytes;
+  if (ckf_layout_make_(&full, &l) != CKF_OK) {
+    return 0;
+  }
+  bytes = ckf_layout_bytes_(&l);
+  return bytes <= PTRDIFF_MAX ? (size_t)bytes : 0;
+}
+
+/* Cuts the next array from the block. */
+static void *ckf_carve_(uint8_t **at, uint64_t bytes) {
+  uint8_t *const start = *at;
+  *at += (size_t)bytes;
+  return start;
+}
+
+static void ckf_index_init_(ckf_index_ *x, uint8_t **at, uint32_t rows, uint64_t ids) {
+  x->rows = (uint32_t *)ckf_carve_(at, (uint64_t)rows * 64);
+  x->row_count = rows;
+  x->id_mask = 1;
+  while (x->id_mask < ids) {
+    x->id_mask = x->id_mask * 2 + 1;
+  }
+  CKF_MEMSET(x->rows, 0, (size_t)rows * 64);
+}
+
+int ckf_producer_init_abi(ckf_producer *p, size_t p_size, const ckf_producer_config *cfg, void *mem,
+                          size_t len) {
+  ckf_producer_config full;
+  ckf_layout_ l;
+  ckf_format format;
+  ckf_image *log;
+  uint32_t *deltas = NULL;
+  uint64_t *words;
+  uint8_t *at;
+  int rc;
+  if (p_size != sizeof *p) {
+    return CKF_ERR_ABI;
+  }
+  full = *cfg;
+  rc = ckf_layout_make_(&full, &l);
+  if (rc != CKF_OK) {
+    return rc;
+  }
+  if (!mem || len < ckf_layout_bytes_(&l)) {
+    return CKF_ERR_NOSPACE;
+  }
+  CKF_MEMSET(p, 0, sizeof *p);
+  p->cfg_ = full;
+  p->mem_bytes_ = len;
+  p->exact_bytes_ = (size_t)ckf_layout_exact_(&l);
+  at = (uint8_t *)mem + (64 - (uintptr_t)mem % 64) % 64;
+  words = (uint64_t *)ckf_carve_(&at, l.words);
+  p->dirty_bits_ = (uint64_t *)ckf_carve_(&at, l.dirty_bits);
+  p->dirty_ = (ckf_image *)ckf_carve_(&at, l.dirty);
+  log = (ckf_image *)ckf_carve_(&at, l.log);
+  if (full.delta_table) {
+    deltas = (uint32_t *)ckf_carve_(&at, l.deltas);
+    ckf_delta_table(full.filter.seed, deltas);
+  }
+  p->records_ = (ckf_record_ *)ckf_carve_(&at, l.records);
+  p->chunks_ = (ckf_chunk_ *)ckf_carve_(&at, l.chunks);
+  ckf_index_init_(&p->mapping_index_, &at, l.mapping_rows, (uint64_t)l.chunk_cap * CKF_CHUNK_LEN_);
+  ckf_index_init_(&p->member_index_, &at, l.member_rows, full.max_members);
+  p->slots_ = (ckf_slot_ *)ckf_carve_(&at, l.slots);
+  p->sorted_ = (ckf_member *)ckf_carve_(&at, l.sorted);
+  p->blocks_ = (ckf_block_row_ *)ckf_carve_(&at, l.blocks);
+  p->block_row_count_ = l.block_rows;
+  p->chunk_cap_ = l.chunk_cap;
+  p->chunk_free_ = p->slot_free_ = CKF_NONE_;
+  CKF_MEMSET(words, 0, (size_t)l.words);
+  CKF_MEMSET(p->dirty_bits_, 0, (size_t)l.dirty_bits);
+  CKF_MEMSET(p->blocks_, 0, (size_t)l.blocks);
+  format.seed = full.filter.seed;
+  format.bucket_count = l.buckets;
+  return ckf_filter_init(&p->filter_, &format, full.filter.max_kicks, words, log, deltas);
+}
+
+/* ---- events ---- */
+
+/* Which events count: CKF_OK with `out->ignored` false. */
+static int ckf_gate_(bool cleared, enum ckf_tier tier, enum ckf_domain domain, ckf_outcome *out) {
+  CKF_MEMSET(out, 0, sizeof *out);
+  if (domain != CKF_DOMAIN_MISSING && domain != CKF_DOMAIN_WORKER &&
+      domain != CKF_DOMAIN_CACHE_OWNER) {
+    out->ignored = true;
+    return out->error = CKF_ERR_UNSUPPORTED_DOMAIN;
+  }
+  if (cleared) {
+    out->ignored = domain == CKF_DOMAIN_CACHE_OWNER;
+    return CKF_OK;
+  }
+  out->ignored = tier != CKF_TIER_DEVICE || domain == CKF_DOMAIN_CACHE_OWNER;
+  if (tier == CKF_TIER_DEVICE && domain == CKF_DOMAIN_CACHE_OWNER) {
+    return out->error = CKF_ERR_UNSUPPORTED_DOMAIN;
+  }
+  return CKF_OK;
+}
+
+/* Before an event that counts is processed: it pends whatever becomes of it. */
+static void ckf_event_begin_(ckf_producer *p) {
+  p->changes_++;
+  ckf_count_(&p->pending_, 1);
+}
+
+static int ckf_event_end_(ckf_producer *p, int rc, ckf_outcome *out) {
+  out->error = rc;
+  out->boundary = p->pending_ >= p->cfg_.filter.publish_every_n_events;
+  return rc;
+}
+
+/* A rebuild takes its members in order and leaves the retained ones alone. */
+static int ckf_rebuild_order_(ckf_producer *p, const ckf_member *m);
+
+/* What one store event has done so far. */
+typedef struct ckf_store_ {
+  uint32_t slot;
+  uint32_t first;       /* mappings of the member before the event */
+  uint64_t parent;      /* canonical under which the first block hangs */
+  bool rooted;          /* the first block is a root */
+  bool omitted_repeats; /* some repeat is not in the filter */
+} ckf_store_;
+
+/* Adds one owner to a block that may be new. */
+static int ckf_own_(ckf_producer *p, uint64_t canonical, uint64_t hash, uint32_t *block) {
+  *block = ckf_block_find_(p, canonical, hash);
+  if (*block == CKF_NONE_) {
+    if (p->block_count_ == p->cfg_.max_blocks) {
+      return CKF_ERR_NOSPACE;
+    }
+    *block = ckf_block_add_(p, canonical, hash);
+    return CKF_OK;
+  }
+  if ((ckf_block_cell_of_(p, *block)->state & CKF_OWNERS_) == CKF_OWNERS_) {
+    return CKF_ERR_OWNERSHIP_OVERFLOW;
+  }
+  ckf_block_cell_of_(p, *block)->state++;
+  return CKF_OK;
+}
+
+/* Maps the blocks of the event to canonicals and owns them; stops at the first error. */
+static int ckf_store_map_(ckf_producer *p, ckf_store_ *st, const ckf_block *blocks, size_t n,
+                          ckf_outcome *out) {
+  uint64_t canonical[CKF_BATCH_], mapping_hash[CKF_BATCH_], block_hash[CKF_BATCH_];
+  uint64_t parent = st->parent;
+  size_t at, i, step;
+  for (at = 0; at < n; at += step) {
+    step = n - at < CKF_BATCH_ ? n - at : CKF_BATCH_;
+    for (i = 0; i < step; i++) {
+      const ckf_block *const b = &blocks[at + i];
+      parent = st->rooted && at + i == 0 ? b->local : ckf_child(parent, b->local);
+      canonical[i] = parent;
+      mapping_hash[i] = ckf_mapping_hash_(p, st->slot, b->external);
+      block_hash[i] = ckf_block_hash_(p, parent);
+      ckf_index_prefetch_(&p->mapping_index_, mapping_hash[i]);
+      CKF_PREFETCH_(&p->blocks_[ckf_row_of_(block_hash[i], p->block_row_count_)]);
+      CKF_PREFETCH_(
+          &p->filter_.words_[ckf_filter_home_(&p->filter_, ckf_filter_mix_(&p->filter_, parent))]);
+    }
+    for (i = 0; i < step; i++) {
+      const uint64_t external = blocks[at + i].external;
+      const uint32_t id = ckf_mapping_find_(p, st->slot, external, mapping_hash[i]);
+      uint32_t block;
+      if (id != CKF_NONE_) {
+        const ckf_block_cell_ *const cell = ckf_block_cell_of_(p, p->records_[id].block);
+        if (ckf_block_canonical_(cell) != canonical[i]) {
+          return CKF_ERR_INVALID_BLOCK_SEQUENCE;
+        }
+        st->omitted_repeats |= !(cell->state & CKF_RESIDENT_);
+        out->repeated++;
+      } else if (p->mapping_count_ == p->cfg_.max_mappings) {
+        return CKF_ERR_NOSPACE;
+      } else {
+        const int rc = ckf_own_(p, canonical[i], block_hash[i], &block);
+        if (rc != CKF_OK) {
+          return rc;
+        }
+        ckf_mapping_add_(p, st->slot, external, mapping_hash[i], block);
+      }
+    }
+  }
+  return CKF_OK;
+}
+
+/* Takes back the mappings of a refused event. Blocks that it brought are in no filter yet. */
+static void ckf_store_undo_(ckf_producer *p, const ckf_store_ *st) {
+  ckf_slot_ *const s = &p->slots_[st->slot];
+  while (s->count > st->first) {
+    const uint32_t id = ckf_record_last_(s);
+    const ckf_record_ record = p->records_[id];
+    ckf_mapping_erase_(p, st->slot, id, ckf_mapping_hash_(p, st->slot, record.external));
+    if (ckf_block_cell_of_(p, record.block)->state == 1) {
+      ckf_block_erase_(p, record.block);
+    } else {
+      ckf_block_cell_of_(p, record.block)->state--;
+    }
+  }
+  ckf_member_drop_if_empty_(p, st->slot);
+}
+
+/* Chunk and place of the event's first new mapping. */
+static uint32_t ckf_store_first_(const ckf_producer *p, const ckf_store_ *st) {
+  const ckf_slot_ *const s = &p->slots_[st->slot];
+  uint32_t chunk = s->tail;
+  uint32_t start = (s->count - 1) / CKF_CHUNK_LEN_;
+  for (; start > st->first / CKF_CHUNK_LEN_; start--) {
+    chunk = p->chunks_[chunk].prev;
+  }
+  return chunk * CKF_CHUNK_LEN_ + st->first % CKF_CHUNK_LEN_;
+}
+
+static inline uint32_t ckf_record_next_(const ckf_producer *p, uint32_t id) {
+  return (id + 1) % CKF_CHUNK_LEN_ ? id + 1 : p->chunks_[id / CKF_CHUNK_LEN_].next * CKF_CHUNK_LEN_;
+}
+
+/* Offers the blocks of the new mappings to the filter, each canonical once; returns how many found
+ * no place. */
+static uint32_t ckf_store_admit_(ckf_producer *p, const ckf_store_ *st) {
+  const uint32_t count = p->slots_[st->slot].count;
+  uint32_t id, n, failed = 0;
+  if (count == st->first) {
+    return 0;
+  }
+  id = ckf_store_first_(p, st);
+  for (n = st->first; n < count; n++, id = ckf_record_next_(p, id)) {
+    ckf_block_cell_ *const cell = ckf_block_cell_of_(p, p->records_[id].block);
+    if (!(cell->state & (CKF_RESIDENT_ | CKF_TRIED_))) {
+      const uint64_t mixed = ckf_filter_mix_(&p->filter_, ckf_block_canonical_(cell));
+      failed += !ckf_admit_(p, cell, mixed, p->filter_.max_kicks_);
+    }
+  }
+  return failed;
+}
+
+/* Repeats of omitted blocks get one try without relocation. Rare, so it may look everything up
+ * again. Then the marks of both rounds go. */
+static void ckf_store_retry_(ckf_producer *p, const ckf_store_ *st, const ckf_block *blocks,
+                             size_t n) {
+  unsigned round;
+  for (round = p->rebuilding_ || !st->omitted_repeats; round < 2; round++) {
+    size_t i;
+    for (i = 0; i < n; i++) {
+      const uint64_t external = blocks[i].external;
+      const uint32_t id =
+          ckf_mapping_find_(p, st->slot, external, ckf_mapping_hash_(p, st->slot, external));
+      ckf_block_cell_ *const cell = ckf_block_cell_of_(p, p->records_[id].block);
+      if (round == 1) {
+        cell->state &= ~CKF_TRIED_;
+      } else if (!(cell->state & (CKF_RESIDENT_ | CKF_TRIED_))) {
+        (void)ckf_admit_(p, cell, ckf_filter_mix_(&p->filter_, ckf_block_canonical_(cell)), 0);
+      }
+    }
+  }
+}
+
+/* The canonical that the first block hangs under. */
+static int ckf_store_parent_(ckf_producer *p, ckf_store_ *st, bool has_parent, uint64_t parent,
+                             bool has_start, uint64_t start) {
+  uint32_t id = CKF_NONE_;
+  st->rooted = !has_parent;
+  if (!has_parent) {
+    return has_start && start != 0 ? CKF_ERR_INVALID_BLOCK_SEQUENCE : CKF_OK;
+  }
+  if (st->slot != CKF_NONE_) {
+    id = ckf_mapping_find_(p, st->slot, parent, ckf_mapping_hash_(p, st->slot, parent));
+  }
+  if (id == CKF_NONE_) {
+    ckf_count_(&p->parent_not_found_, !p->rebuilding_);
+    return CKF_ERR_PARENT_NOT_FOUND;
+  }
+  st->parent = ckf_block_canonical_(ckf_block_cell_of_(p, p->records_[id].block));
+  return CKF_OK;
+}
+
+static int ckf_store_run_(ckf_producer *p, const ckf_member *m, bool has_parent, uint64_t parent,
+                          bool has_start, uint64_t start, const ckf_block *blocks, size_t n,
+                          ckf_outcome *out) {
+  ckf_store_ st;
+  int rc;
+  if (n == 0) {
+    return CKF_OK;
+  }
+  CKF_MEMSET(&st, 0, sizeof st);
+  st.slot = ckf_member_find_(p, m);
+  rc = ckf_store_parent_(p, &st, has_parent, parent, has_start, start);
+  if (rc != CKF_OK) {
+    return rc;
+  }
+  if (st.slot == CKF_NONE_) {
+    st.slot = ckf_member_add_(p, m);
+    if (st.slot == CKF_NONE_) {
+      ckf_count_(&p->nospace_failures_, 1);
+      return CKF_ERR_NOSPACE;
+    }
+  }
+  st.first = p->slots_[st.slot].count;
+  rc = ckf_store_map_(p, &st, blocks, n, out);
+  if (rc != CKF_OK) {
+    ckf_store_undo_(p, &st);
+    out->repeated = 0;
+    ckf_count_(&p->nospace_failures_, rc == CKF_ERR_NOSPACE);
+    return rc;
+  }
+  out->mapped = p->slots_[st.slot].count - st.first;
+  out->omitted = ckf_store_admit_(p, &st);
+  ckf_count_(&p->capacity_failures_, out->omitted);
+  if (out->omitted || st.omitted_repeats) {
+    ckf_store_retry_(p, &st, blocks, n);
+  }
+  return out->omitted && !p->rebuilding_ ? CKF_ERR_CAPACITY_EXHAUSTED : CKF_OK;
+}
+
+int ckf_producer_stored(ckf_producer *p, const ckf_member *member, enum ckf_tier tier,
+                        enum ckf_domain domain, bool has_parent, uint64_t parent, bool has_start,
+                        uint64_t start, const ckf_block *blocks, size_t n, ckf_outcome *out) {
+  int rc = ckf_gate_(false, tier, domain, out);
+  if (rc != CKF_OK || out->ignored) {
+    return rc;
+  }
+  if ((n > 0 && !blocks) || n > CKF_MAX_LIMIT_) {
+    return out->error = CKF_ERR_ARG;
+  }
+  if (p->rebuilding_) {
+    rc = ckf_rebuild_order_(p, member);
+    if (rc == CKF_OK) {
+      rc = ckf_store_run_(p, member, has_parent, parent, has_start, start, blocks, n, out);
+    }
+    return out->error = rc;
+  }
+  ckf_event_begin_(p);
+  rc = ckf_store_run_(p, member, has_parent, parent, has_start, start, blocks, n, out);
+  return ckf_event_end_(p, rc, out);
+}
+
+/* Asks for what the removal of each external will touch: index row, record, block row, filter word.
+ * Every step serves all of a batch before the next one reads what the step before it asked for. */
+static void ckf_remove_prefetch_(const ckf_producer *p, uint32_t slot, const uint64_t *externals,
+                                 size_t n, uint64_t hash[CKF_BATCH_]) {
+  const ckf_slot_ *const s = &p->slots_[slot];
+  const uint32_t tail = s->tail * CKF_CHUNK_LEN_, in_tail = (s->count - 1) % CKF_CHUNK_LEN_ + 1;
+  uint32_t id[CKF_BATCH_];
+  size_t i;
+  for (i = 0; i < n; i++) {
+    hash[i] = ckf_mapping_hash_(p, slot, externals[i]);
+    ckf_index_prefetch_(&p->mapping_index_, hash[i]);
+    if (i < in_tail) { /* the record that will fill the hole has an index row too */
+      const uint64_t filler = p->records_[tail + in_tail - 1 - i].external;
+      ckf_index_prefetch_(&p->mapping_index_, ckf_mapping_hash_(p, slot, filler));
+    }
+  }
+  for (i = 0; i < n; i++) {
+    id[i] = ckf_mapping_find_(p, slot, externals[i], hash[i]);
+    if (id[i] != CKF_NONE_) {
+      CKF_PREFETCH_(&p->blocks_[p->records_[id[i]].block / CKF_ID_STEP_]);
+    }
+  }
+  for (i = 0; i < n; i++) {
+    if (id[i] != CKF_NONE_) {
+      const ckf_block_cell_ *const cell = ckf_block_cell_of_(p, p->records_[id[i]].block);
+      const uint64_t mixed = ckf_filter_mix_(&p->filter_, ckf_block_canonical_(cell));
+      CKF_PREFETCH_(&p->filter_.words_[ckf_filter_home_(&p->filter_, mixed)]);
+    }
+  }
+}
+
+static int ckf_remove_run_(ckf_producer *p, const ckf_member *m, const uint64_t *externals,
+                           size_t n, ckf_outcome *out) {
+  const uint32_t slot = ckf_member_find_(p, m);
+  uint64_t hash[CKF_BATCH_];
+  size_t at = 0;
+  int first = CKF_OK;
+  while (slot != CKF_NONE_ && at < n && p->slots_[slot].count > 0) {
+    const size_t step = n - at < CKF_BATCH_ ? n - at : CKF_BATCH_;
+    size_t i;
+    ckf_remove_prefetch_(p, slot, externals + at, step, hash);
+    for (i = 0; i < step; i++) {
+      const uint32_t id = ckf_mapping_find_(p, slot, externals[at + i], hash[i]);
+      int rc;
+      if (id == CKF_NONE_) {
+        out->unknown++;
+        continue;
+      }
+      rc = ckf_disown_(p, p->records_[id].block);
+      if (rc == CKF_OK) {
+        ckf_mapping_erase_(p, slot, id, hash[i]);
+        out->unmapped++;
+      } else if (first == CKF_OK) {
+        first = rc;
+      }
+    }
+    at += step;
+  }
+  if (slot != CKF_NONE_) {
+    ckf_member_drop_if_empty_(p, slot);
+  }
+  out->unknown += (uint32_t)(n - at); /* there is no member any more, or there never was one */
+  ckf_count_(&p->unknown_removals_, out->unknown);
+  return first;
+}
+
+int ckf_producer_removed(ckf_producer *p, const ckf_member *member, enum ckf_tier tier,
+                         enum ckf_domain domain, const uint64_t *externals, size_t n,
+                         ckf_outcome *out) {
+  const int rc = ckf_gate_(false, tier, domain, out);
+  if (rc != CKF_OK || out->ignored) {
+    return rc;
+  }
+  if ((n > 0 && !externals) || n > CKF_MAX_LIMIT_) {
+    return out->error = CKF_ERR_ARG;
+  }
+  if (p->rebuilding_) {
+    return out->error = CKF_ERR_INVALID_BLOCK_SEQUENCE;
+  }
+  ckf_event_begin_(p);
+  return ckf_event_end_(p, ckf_remove_run_(p, member, externals, n, out), out);
+}
+
+/* Drops all mappings of a member from the last to the first, so no record has to move. */
+static int ckf_clear_slot_(ckf_producer *p, uint32_t slot, uint32_t *unmapped) {
+  ckf_slot_ *const s = &p->slots_[slot];
+  uint32_t ready = 0; /* mappings from the end whose memory was asked for */
+  while (s->count > 0) {
+    const uint32_t id = ckf_record_last_(s);
+    const ckf_record_ record = p->records_[id];
+    int rc;
+    if (ready == 0) {
+      const uint32_t here = id % CKF_CHUNK_LEN_ + 1;
+      ready = here < CKF_BATCH_ ? here : CKF_BATCH_;
+      for (uint32_t i = 0; i < ready; i++) {
+        const ckf_record_ *const r = &p->records_[id - i];
+        ckf_index_prefetch_(&p->mapping_index_, ckf_mapping_hash_(p, slot, r->external));
+        CKF_PREFETCH_(&p->blocks_[r->block / CKF_ID_STEP_]);
+      }
+    }
+    rc = ckf_disown_(p, record.block);
+    if (rc != CKF_OK) {
+      return rc;
+    }
+    ckf_mapping_erase_(p, slot, id, ckf_mapping_hash_(p, slot, record.external));
+    (*unmapped)++;
+    ready--;
+  }
+  ckf_member_drop_if_empty_(p, slot);
+  return CKF_OK;
+}
+
+int ckf_producer_cleared(ckf_producer *p, const ckf_member *member, enum ckf_domain domain,
+                         ckf_outcome *out) {
+  uint32_t slot;
+  int rc = ckf_gate_(true, CKF_TIER_DEVICE, domain, out);
+  if (rc != CKF_OK || out->ignored) {
+    return rc;
+  }
+  if (p->rebuilding_) {
+    return out->error = CKF_ERR_INVALID_BLOCK_SEQUENCE;
+  }
+  ckf_event_begin_(p);
+  slot = ckf_member_find_(p, member);
+  rc = slot == CKF_NONE_ ? CKF_OK : ckf_clear_slot_(p, slot, &out->unmapped);
+  return ckf_event_end_(p, rc, out);
+}
+
+int ckf_producer_remove_rank(ckf_producer *p, const ckf_member *member) {
+  const uint32_t slot = ckf_member_find_(p, member);
+  uint32_t unmapped = 0;
+  p->changes_++;
+  return slot == CKF_NONE_ ? CKF_OK : ckf_clear_slot_(p, slot, &unmapped);
+}
+
+int ckf_producer_remove_worker(ckf_producer *p, uint64_t worker_id) {
+  uint32_t slot, unmapped = 0;
+  p->changes_++;
+  for (slot = 0; slot < p->slot_used_; slot++) {
+    if (p->slots_[slot].count > 0 && p->slots_[slot].worker_id == worker_id) {
+      const int rc = ckf_clear_slot_(p, slot, &unmapped);
+      if (rc != CKF_OK) {
+        return rc;
+      }
+    }
+  }
+  return CKF_OK;
+}
+
+int ckf_producer_drain(ckf_producer *p, ckf_batch *out) {
+  const uint32_t touched = p->dirty_len_;
+  uint32_t i, changed = 0;
+  out->images = p->dirty_;
+  out->image_count = 0;
+  if (p->rebuilding_) {
+    return CKF_ERR_ARG;
+  }
+  for (i = 0; i < touched; i++) { /* the list of old words becomes the list of new ones in place */
+    const ckf_image was = p->dirty_[i];
+    const uint64_t now = p->filter_.words_[was.bucket];
+    p->dirty_bits_[was.bucket / 64] = 0;
+    p->dirty_[changed].bucket = was.bucket;
+    p->dirty_[changed].word = now;
+    changed += now != was.word;
+  }
+  p->dirty_len_ = 0;
+  p->pending_ = 0;
+  ckf_count_(&p->distinct_touched_, touched);
+  ckf_count_(&p->emitted_, changed);
+  ckf_count_(&p->net_reverted_, touched - changed);
+  out->image_count = changed;
+  return changed > 0;
+}
+
+/* ---- read-outs ---- */
+
+const ckf_format *ckf_producer_format(const ckf_producer *p) { return &p->filter_.format_; }
+
+const uint64_t *ckf_producer_words(const ckf_producer *p) { return p->filter_.words_; }
+
+uint64_t ckf_producer_pending(const ckf_producer *p) { return p->pending_; }
+
+bool ckf_producer_has_pending(const ckf_producer *p) {
+  return p->pending_ != 0 || p->dirty_len_ != 0;
+}
+
+void ckf_producer_stats_get(const ckf_producer *p, ckf_producer_stats *out) {
+  out->members = p->member_count_;
+  out->contributions = p->mapping_count_;
+  out->unique_blocks = p->block_count_;
+  out->occupied_slots = p->resident_count_;
+  out->pending_events = p->pending_;
+  out->unknown_removals = p->unknown_removals_;
+  out->parent_not_found = p->parent_not_found_;
+  out->capacity_failures = p->capacity_failures_;
+  out->nospace_failures = p->nospace_failures_;
+  out->physical_touches = p->physical_touches_;
+  out->distinct_touched = p->distinct_touched_;
+  out->emitted = p->emitted_;
+  out->net_reverted = p->net_reverted_;
+  out->generator = p->filter_.rng_;
+  out->mem_bytes = p->mem_bytes_;
+  out->exact_bytes = p->exact_bytes_;
+  out->filter_bytes = p->mem_bytes_ - p->exact_bytes_;
+}
+
+uint64_t ckf_producer_occupied_buckets(const ckf_producer *p) {
+  uint64_t bucket, occupied = 0;
+  for (bucket = 0; bucket < p->filter_.format_.bucket_count; bucket++) {
+    occupied += p->filter_.words_[bucket] != 0;
+  }
+  return occupied;
+}
+
+bool ckf_producer_contains(const ckf_producer *p, uint64_t canonical) {
+  return ckf_filter_contains(&p->filter_, canonical);
+}
+
+int ckf_producer_owners(const ckf_producer *p, uint64_t canonical, uint32_t *owners,
+                        bool *resident) {
+  const uint32_t block = ckf_block_find_(p, canonical, ckf_block_hash_(p, canonical));
+  const uint32_t state = block == CKF_NONE_ ? 0 : ckf_block_cell_of_(p, block)->state;
+  if (owners) {
+    *owners = state & CKF_OWNERS_;
+  }
+  if (resident) {
+    *resident = (state & CKF_RESIDENT_) != 0;
+  }
+  return state != 0;
+}
+
+int ckf_producer_find(ckf_producer *p, const ckf_member *member, uint64_t external,
+                      uint64_t *canonical, uint32_t **tag) {
+  const uint32_t slot = ckf_member_find_(p, member);
+  const uint32_t id = slot == CKF_NONE_ ? CKF_NONE_
+                                        : ckf_mapping_find_(p, slot, external,
+                                                            ckf_mapping_hash_(p, slot, external));
+  if (id == CKF_NONE_) {
+    return 0;
+  }
+  if (canonical) {
+    *canonical = ckf_block_canonical_(ckf_block_cell_of_(p, p->records_[id].block));
+  }
+  if (tag) {
+    *tag = &p->records_[id].tag;
+  }
+  return 1;
+}
+
+uint32_t ckf_producer_member_blocks(const ckf_producer *p, const ckf_member *member) {
+  const uint32_t slot = ckf_member_find_(p, member);
+  return slot == CKF_NONE_ ? 0 : p->slots_[slot].count;
+}
+
+static bool ckf_member_less_(const ckf_member *x, const ckf_member *y) {
+  return x->worker_id != y->worker_id ? x->worker_id < y->worker_id : x->dp_rank < y->dp_rank;
+}
+
+static void ckf_member_sift_(ckf_member *heap, size_t at, size_t n) {
+  const ckf_member value = heap[at];
+  size_t child;
+  for (; (child = 2 * at + 1) < n; at = child) {
+    child += child + 1 < n && ckf_member_less_(&heap[child], &heap[child + 1]);
+    if (!ckf_member_less_(&value, &heap[child])) {
+      break;
+    }
+    heap[at] = heap[child];
+  }
+  heap[at] = value;
+}
+
+/* Members of `p`, ascending, into `out`. */
+static size_t ckf_members_sort_(const ckf_producer *p, ckf_member *out) {
+  size_t n = 0, i;
+  uint32_t slot;
+  for (slot = 0; slot < p->slot_used_; slot++) {
+    if (p->slots_[slot].count > 0) {
+      out[n].worker_id = p->slots_[slot].worker_id;
+      out[n++].dp_rank = p->slots_[slot].dp_rank;
+    }
+  }
+  for (i = n / 2; i-- > 0;) {
+    ckf_member_sift_(out, i, n);
+  }
+  for (i = n; i-- > 1;) {
+    const ckf_member largest = out[0];
+    out[0] = out[i];
+    out[i] = largest;
+    ckf_member_sift_(out, 0, i);
+  }
+  return n;
+}
+
+const ckf_member *ckf_producer_members(ckf_producer *p, size_t *count) {
+  *count = ckf_members_sort_(p, p->sorted_);
+  return p->sorted_;
+}
+
+int ckf_producer_mapping_next(const ckf_producer *p, const ckf_member *member, uint32_t *cursor,
+                              ckf_mapping *out) {
+  const uint32_t slot = ckf_member_find_(p, member);
+  const ckf_record_ *record;
+  uint32_t id;
+  if (slot == CKF_NONE_) {
+    return 0;
+  }
+  if (*cursor == 0) { /* otherwise the cursor is the last record's number + 1 */
+    id = p->slots_[slot].head * CKF_CHUNK_LEN_;
+  } else if (*cursor - 1 == ckf_record_last_(&p->slots_[slot])) {
+    return 0;
+  } else {
+    id = ckf_record_next_(p, *cursor - 1);
+  }
+  record = &p->records_[id];
+  out->external = record->external;
+  out->canonical = ckf_block_canonical_(ckf_block_cell_of_(p, record->block));
+  out->tag = record->tag;
+  *cursor = id + 1;
+  return 1;
+}
+
+/* ---- invariants ---- */
+
+static uint64_t ckf_index_passed_(const ckf_index_ *x, uint64_t *used) {
+  uint64_t passed = 0;
+  uint32_t row, i;
+  *used = 0;
+  for (row = 0; row < x->row_count; row++) {
+    for (i = 0; i < CKF_ROW_IDS_; i++) {
+      *used += ckf_index_row_(x, row)[i] != 0;
+    }
+    passed += ckf_index_row_(x, row)[CKF_ROW_IDS_];
+  }
+  return passed;
+}
+
+/* Rows between the home of an id and where it is; adds them to *passed. */
+static bool ckf_index_check_one_(ckf_index_ *x, uint64_t hash, uint32_t id, uint64_t *passed) {
+  const uint32_t *const place = ckf_index_locate_(x, hash, id, false);
+  const uint32_t home = ckf_row_of_(hash, x->row_count);
+  uint32_t row;
+  if (!place) {
+    return false;
+  }
+  row = (uint32_t)((size_t)(place - x->rows) / 16);
+  *passed += row >= home ? row - home : row + x->row_count - home;
+  return true;
+}
+
+static bool ckf_check_members_(ckf_producer *p) {
+  uint64_t mapping_passed = 0, member_passed = 0, used, mappings = 0;
+  uint32_t slot, members = 0, chunks = 0, chunk, guard;
+  for (slot = 0; slot < p->slot_used_; slot++) {
+    const ckf_slot_ *const s = &p->slots_[slot];
+    uint32_t id, n;
+    if (s->count == 0) {
+      continue;
+    }
+    members++;
+    mappings += s->count;
+    if (!ckf_index_check_one_(&p->member_index_, s->salt, slot, &member_passed) ||
+        p->chunks_[s->head].prev != CKF_NONE_ || p->chunks_[s->tail].next != CKF_NONE_) {
+      return false;
+    }
+    id = s->head * CKF_CHUNK_LEN_;
+    for (n = 0; n < s->count; n++, id = n < s->count ? ckf_record_next_(p, id) : id) {
+      const uint64_t hash = ckf_mapping_hash_(p, slot, p->records_[id].external);
+      chunks += id % CKF_CHUNK_LEN_ == 0;
+      if (p->chunks_[id / CKF_CHUNK_LEN_].slot != slot ||
+          ckf_mapping_find_(p, slot, p->records_[id].external, hash) != id ||
+          !ckf_index_check_one_(&p->mapping_index_, hash, id, &mapping_passed)) {
+        return false;
+      }
+    }
+    if (id != ckf_record_last_(s)) {
+      return false;
+    }
+  }
+  for (chunk = p->chunk_free_, guard = 0; chunk != CKF_NONE_ && guard <= p->chunk_used_; guard++) {
+    chunk = p->chunks_[chunk].next;
+  }
+  if (chunks + guard != p->chunk_used_ || p->chunk_used_ > p->chunk_cap_) {
+    return false;
+  }
+  if (ckf_index_passed_(&p->mapping_index_, &used) != mapping_passed || used != mappings) {
+    return false;
+  }
+  if (ckf_index_passed_(&p->member_index_, &used) != member_passed || used != members) {
+    return false;
+  }
+  return mappings == p->mapping_count_ && members == p->member_count_;
+}
+
+/* Adds `by` (1 or -1 as unsigned) to the owners of each mapping's block. */
+static void ckf_check_shift_owners_(ckf_producer *p, uint32_t by) {
+  uint32_t chunk, i;
+  for (chunk = 0; chunk < p->chunk_used_; chunk++) {
+    const uint32_t slot = p->chunks_[chunk].slot;
+    const bool last = slot != CKF_NONE_ && p->slots_[slot].tail == chunk;
+    const uint32_t n = slot == CKF_NONE_ ? 0
+                       : last            ? (p->slots_[slot].count - 1) % CKF_CHUNK_LEN_ + 1
+                                         : CKF_CHUNK_LEN_;
+    for (i = 0; i < n; i++) {
+      ckf_block_cell_of_(p, p->records_[chunk * CKF_CHUNK_LEN_ + i].block)->state += by;
+    }
+  }
+}
+
+static bool ckf_check_blocks_(ckf_producer *p) {
+  uint64_t passed = 0, distance = 0, slots = 0, bucket;
+  uint32_t row, i, blocks = 0, residents = 0;
+  bool good = true;
+  for (row = 0; row < p->block_row_count_; row++) {
+    passed += p->blocks_[row].past;
+    for (i = 0; i < CKF_ROW_CELLS_; i++) {
+      const ckf_block_cell_ *const cell = &p->blocks_[row].cells[i];
+      const uint64_t canonical = ckf_block_canonical_(cell);
+      const uint64_t hash = ckf_block_hash_(p, canonical);
+      const uint32_t home = ckf_row_of_(hash, p->block_row_count_);
+      if (cell->state == 0) {
+        continue;
+      }
+      blocks++;
+      residents += (cell->state & CKF_RESIDENT_) != 0;
+      distance += row >= home ? row - home : row + p->block_row_count_ - home;
+      good = good && ckf_block_find_(p, canonical, hash) == row * CKF_ID_STEP_ + i &&
+             !(cell->state & CKF_TRIED_) &&
+             (!(cell->state & CKF_RESIDENT_) || ckf_filter_contains(&p->filter_, canonical));
+    }
+  }
+  for (bucket = 0; bucket < p->filter_.format_.bucket_count; bucket++) {
+    for (i = 0; i < 64; i += 16) {
+      slots += (p->filter_.words_[bucket] >> i & 0xFFFF) != 0;
+    }
+  }
+  return good && passed == distance && blocks == p->block_count_ &&
+         residents == p->resident_count_ && slots == residents;
+}
+
+static bool ckf_check_owners_(ckf_producer *p) {
+  uint32_t row, i;
+  bool good = true;
+  ckf_check_shift_owners_(p, UINT32_MAX);
+  for (row = 0; row < p->block_row_count_; row++) {
+    for (i = 0; i < CKF_ROW_CELLS_; i++) {
+      good = good && (p->blocks_[row].cells[i].state & CKF_OWNERS_) == 0;
+    }
+  }
+  ckf_check_shift_owners_(p, 1);
+  return good;
+}
+
+static bool ckf_check_window_(const ckf_producer *p) {
+  uint64_t bits = 0, word;
+  uint64_t i;
+  for (i = 0; i < (p->filter_.format_.bucket_count + 63) / 64; i++) {
+    for (word = p->dirty_bits_[i]; word; word &= word - 1) {
+      bits++;
+    }
+  }
+  for (i = 0; i < p->dirty_len_; i++) {
+    const uint32_t bucket = p->dirty_[i].bucket;
+    if (!(p->dirty_bits_[bucket / 64] >> bucket % 64 & 1)) {
+      return false;
+    }
+  }
+  return bits == p->dirty_len_;
+}
+
+int ckf_producer_check_(ckf_producer *p) {
+  return ckf_check_members_(p) && ckf_check_blocks_(p) && ckf_check_owners_(p) &&
+                 ckf_check_window_(p)
+             ? CKF_OK
+             : CKF_ERR_INVARIANT;
+}
+
+/* ==== rebuild (impl) ==== */
+
+static int ckf_rebuild_order_(ckf_producer *p, const ckf_member *m) {
+  const bool again = p->pushed_ && !ckf_member_less_(&p->last_pushed_, m) &&
+                     !ckf_member_less_(m, &p->last_pushed_);
+  if (again) {
+    return CKF_OK;
+  }
+  if ((p->pushed_ && ckf_member_less_(m, &p->last_pushed_)) ||
+      ckf_member_find_(p, m) != CKF_NONE_) {
+    return CKF_ERR_ARG;
+  }
+  p->pushed_ = true;
+  p->last_pushed_ = *m;
+  return CKF_OK;
+}
+
+/* Copies a member with its tags, then offers its blocks to the filter. */
+static int ckf_rebuild_retain_(ckf_producer *next, const ckf_producer *p, const ckf_member *m) {
+  ckf_outcome out;
+  ckf_mapping mapping;
+  ckf_store_ st;
+  uint32_t cursor = 0;
+  CKF_MEMSET(&st, 0, sizeof st);
+  CKF_MEMSET(&out, 0, sizeof out);
+  st.slot = ckf_member_add_(next, m);
+  if (st.slot == CKF_NONE_) {
+    return CKF_ERR_INVARIANT;
+  }
+  while (ckf_producer_mapping_next(p, m, &cursor, &mapping)) {
+    uint32_t block;
+    const int rc =
+        ckf_own_(next, mapping.canonical, ckf_block_hash_(next, mapping.canonical), &block);
+    if (rc != CKF_OK) {
+      return CKF_ERR_INVARIANT;
+    }
+    ckf_mapping_add_(next, st.slot, mapping.external,
+                     ckf_mapping_hash_(next, st.slot, mapping.external), block);
+    next->records_[ckf_record_last_(&next->slots_[st.slot])].tag = mapping.tag;
+  }
+  ckf_count_(&next->capacity_failures_, ckf_store_admit_(next, &st));
+  for (cursor = 0; ckf_producer_mapping_next(next, m, &cursor, &mapping);) {
+    ckf_block_cell_of_(next, next->records_[cursor - 1].block)->state &= ~CKF_TRIED_;
+  }
+  return CKF_OK;
+}
+
+int ckf_rebuild_begin(ckf_producer *next, const ckf_producer *p, const ckf_member *named,
+                      size_t named_len, void *mem, size_t len) {
+  size_t count, i, j;
+  int rc;
+  if (p->rebuilding_ || (named_len > 0 && !named)) {
+    return CKF_ERR_ARG;
+  }
+  rc = ckf_producer_init(next, &p->cfg_, mem, len);
+  if (rc != CKF_OK) {
+    return rc;
+  }
+  next->rebuilding_ = true;
+  next->changes_ = p->changes_;
+  count = ckf_members_sort_(p, next->sorted_);
+  for (i = 0; i < count; i++) {
+    const ckf_member *const m = &next->sorted_[i];
+    for (j = 0; j < named_len; j++) {
+      if (named[j].worker_id == m->worker_id && named[j].dp_rank == m->dp_rank) {
+        break;
+      }
+    }
+    if (j == named_len) {
+      rc = ckf_rebuild_retain_(next, p, m);
+      if (rc != CKF_OK) {
+        return rc;
+      }
+    }
+  }
+  return CKF_OK;
+}
+
+/* Enters a bucket into the window of `next` when its word is not the one that subscribers have. */
+static void ckf_rebuild_mark_(ckf_producer *next, uint32_t bucket, uint64_t known) {
+  if (next->filter_.words_[bucket] != known) {
+    next->dirty_bits_[bucket / 64] |= UINT64_C(1) << bucket % 64;
+    next->dirty_[next->dirty_len_].bucket = bucket;
+    next->dirty_[next->dirty_len_++].word = known;
+  }
+}
+
+int ckf_rebuild_commit(ckf_producer *p, ckf_producer *next) {
+  const uint32_t buckets = (uint32_t)p->filter_.format_.bucket_count;
+  ckf_producer old;
+  uint32_t i;
+  if (!next->rebuilding_ || p->rebuilding_ || next->changes_ != p->changes_) {
+    return CKF_ERR_ARG;
+  }
+  for (i = 0; i < p->dirty_len_; i++) {
+    ckf_rebuild_mark_(next, p->dirty_[i].bucket, p->dirty_[i].word);
+  }
+  for (i = 0; i < buckets; i++) {
+    if (!(p->dirty_bits_[i / 64] >> i % 64 & 1)) {
+      ckf_rebuild_mark_(next, i, p->filter_.words_[i]);
+    }
+  }
+  next->rebuilding_ = false;
+  next->pushed_ = false;
+  next->changes_++;
+  next->pending_ = 1;
+  next->unknown_removals_ = p->unknown_removals_;
+  next->parent_not_found_ = p->parent_not_found_;
+  next->distinct_touched_ = p->distinct_touched_;
+  next->emitted_ = p->emitted_;
+  next->net_reverted_ = p->net_reverted_;
+  ckf_count_(&next->capacity_failures_, p->capacity_failures_);
+  ckf_count_(&next->nospace_failures_, p->nospace_failures_);
+  ckf_count_(&next->physical_touches_, p->physical_touches_);
+  old = *p;
+  *p = *next;
+  *next = old;
+  return CKF_OK;
+}
+
+/* ==== cbi1 (impl) ==== */
+
+static inline uint64_t ckf_get_(const uint8_t *p, unsigned bytes) {
+  uint64_t v = 0;
+  unsigned i;
+  for (i = 0; i < bytes; i++) {
+    v |= (uint64_t)p[i] << 8 * i;
+  }
+  return v;
+}
+
+static inline void ckf_put_(uint8_t *p, uint64_t v, unsigned bytes) {
+  unsigned i;
+  for (i = 0; i < bytes; i++) {
+    p[i] = (uint8_t)(v >> 8 * i);
+  }
+}
+
+static void ckf_cbi1_header_(uint8_t *out, const ckf_format *format, int kind, uint64_t dc_id,
+                             uint64_t epoch, uint32_t checksum) {
+  ckf_put_(out, UINT64_C(0x31494243), 4); /* "CBI1" */
+  ckf_put_(out + 4, CKF_CBI1_WIRE_VERSION, 2);
+  ckf_put_(out + 6, (uint64_t)kind, 2);
+  ckf_put_(out + 8, CKF_FINGERPRINT_BITS, 1);
+  ckf_put_(out + 9, CKF_SLOTS_PER_BUCKET, 1);
+  ckf_put_(out + 10, CKF_FORMAT_VERSION, 2);
+  ckf_put_(out + 12, format->seed, 8);
+  ckf_put_(out + 20, format->bucket_count, 8);
+  ckf_put_(out + 28, dc_id, 8);
+  ckf_put_(out + 36, epoch, 8);
+  ckf_put_(out + 44, checksum, 4);
+}
+
+size_t ckf_cbi1_delta_size(size_t image_count) {
+  return image_count <= CKF_CBI1_MAX_IMAGES
+             ? CKF_CBI1_DELTA_PREFIX_BYTES + image_count * CKF_CBI1_IMAGE_BYTES
+             : 0;
+}
+
+ptrdiff_t ckf_cbi1_delta_encode(const ckf_format *format, uint64_t dc_id, uint64_t base_epoch,
+                                uint64_t epoch, const ckf_image *images, size_t image_count,
+                                uint8_t *out, size_t cap) {
+  const size_t size = ckf_cbi1_delta_size(image_count);
+  uint8_t *const body = out + CKF_CBI1_HEADER_BYTES;
+  uint8_t *at = out + CKF_CBI1_DELTA_PREFIX_BYTES;
+  size_t i;
+  if (ckf_format_check(format) != CKF_OK) {
+    return CKF_ERR_FORMAT_BUCKET_COUNT;
+  }
+  if (size == 0) {
+    return CKF_ERR_DELTA_IMAGE_COUNT;
+  }
+  for (i = 0; i < image_count; i++) {
+    if (images[i].bucket >= format->bucket_count) {
+      return CKF_ERR_BUCKET_INDEX;
+    }
+  }
+  if (size > cap) {
+    return CKF_ERR_NOSPACE;
+  }
+  ckf_put_(body, base_epoch, 8);
+  ckf_put_(body + 8, image_count, 4);
+  for (i = 0; i < image_count; i++, at += CKF_CBI1_IMAGE_BYTES) {
+    ckf_put_(at, images[i].bucket, 4);
+    ckf_put_(at + 4, images[i].word, 8);
+  }
+  ckf_cbi1_header_(out, format, CKF_CBI1_DELTA, dc_id, epoch,
+                   (uint32_t)ckf_xxh3_64(body, size - CKF_CBI1_HEADER_BYTES, 0));
+  return (ptrdiff_t)size;
+}
+
+/* Words of a chunk, 0 for impossible arguments. */
+static uint32_t ckf_cbi1_chunk_words_(const ckf_format *format, uint32_t chunk_buckets,
+                                      uint32_t chunk_index) {
+  const uint32_t chunks = ckf_cbi1_chunk_count(format, chunk_buckets);
+  uint64_t left;
+  if (chunk_index >= chunks) {
+    return 0;
+  }
+  left = format->bucket_count - (uint64_t)chunk_index * chunk_buckets;
+  return left < chunk_buckets ? (uint32_t)left : chunk_buckets;
+}
+
+uint32_t ckf_cbi1_chunk_count(const ckf_format *format, uint32_t chunk_buckets) {
+  if (ckf_format_check(format) != CKF_OK || chunk_buckets == 0 ||
+      chunk_buckets > CKF_CBI1_MAX_CHUNK_BUCKETS) {
+    return 0;
+  }
+  return (uint32_t)((format->bucket_count + chunk_buckets - 1) / chunk_buckets);
+}
+
+size_t ckf_cbi1_snapshot_size(const ckf_format *format, uint32_t chunk_buckets,
+                              uint32_t chunk_index) {
+  const size_t words = ckf_cbi1_chunk_words_(format, chunk_buckets, chunk_index);
+  return words ? CKF_CBI1_SNAPSHOT_PREFIX_BYTES + words * 8 : 0;
+}
+
+/* Checks the arguments of a chunk and writes its chunk header; the words it covers go to *words. */
+static int ckf_cbi1_chunk_begin_(const ckf_format *format, size_t word_count,
+                                 uint32_t chunk_buckets, uint32_t chunk_index, uint8_t *out,
+                                 size_t cap, uint32_t *words) {
+  uint8_t *const body = out + CKF_CBI1_HEADER_BYTES;
+  if (ckf_format_check(format) != CKF_OK) {
+    return CKF_ERR_FORMAT_BUCKET_COUNT;
+  }
+  if (word_count != format->bucket_count) {
+    return CKF_ERR_SNAPSHOT_BUCKET_COUNT;
+  }
+  *words = ckf_cbi1_chunk_words_(format, chunk_buckets, chunk_index);
+  if (*words == 0) {
+    return CKF_ERR_ARG;
+  }
+  if (cap < ckf_cbi1_snapshot_size(format, chunk_buckets, chunk_index)) {
+    return CKF_ERR_NOSPACE;
+  }
+  ckf_put_(body, chunk_index, 4);
+  ckf_put_(body + 4, ckf_cbi1_chunk_count(format, chunk_buckets), 4);
+  ckf_put_(body + 8, (uint64_t)chunk_index * chunk_buckets, 8);
+  return CKF_OK;
+}
+
+ptrdiff_t ckf_cbi1_snapshot_encode(const ckf_format *format, uint64_t dc_id, uint64_t epoch,
+                                   const uint64_t *words, size_t word_count, uint32_t chunk_buckets,
+                                   uint32_t chunk_index, uint8_t *out, size_t cap) {
+  uint8_t *const body = out + CKF_CBI1_HEADER_BYTES;
+  uint8_t *const to = out + CKF_CBI1_SNAPSHOT_PREFIX_BYTES;
+  const uint64_t *from;
+  uint32_t n = 0;
+  const int rc =
+      ckf_cbi1_chunk_begin_(format, word_count, chunk_buckets, chunk_index, out, cap, &n);
+  if (rc != CKF_OK) {
+    return rc;
+  }
+  from = words + (size_t)chunk_index * chunk_buckets;
+#ifdef CKF_XXH3_LITTLE_ENDIAN
+  CKF_MEMCPY(to, from, (size_t)n * 8);
+#else
+  {
+    uint32_t i;
+    for (i = 0; i < n; i++) {
+      ckf_put_(to + (size_t)i * 8, from[i], 8);
+    }
+  }
+#endif
+  ckf_cbi1_header_(out, format, CKF_CBI1_SNAPSHOT, dc_id, epoch,
+                   (uint32_t)ckf_xxh3_64(body, 16 + (size_t)n * 8, 0));
+  return (ptrdiff_t)(CKF_CBI1_SNAPSHOT_PREFIX_BYTES + (size_t)n * 8);
+}
+
+#ifdef CKF_XXH3_LITTLE_ENDIAN
+/* XXH3 of 16 bytes followed by words that lie elsewhere. */
+static uint64_t ckf_cbi1_split_hash_(const uint8_t head[16], const uint64_t *words, size_t n) {
+  const uint8_t *const tail = (const uint8_t *)words;
+  const size_t len = 16 + n * 8;
+  uint8_t joined[CKF_XXH3_SHORT_MAX];
+  ckf_xxh3_secret secret;
+  uint64_t acc[8];
+  size_t i;
+  const size_t stripes = (len - 1) / CKF_XXH3_STRIPE_BYTES;
+  CKF_MEMCPY(joined, head, 16);
+  if (len <= CKF_XXH3_SHORT_MAX) {
+    CKF_MEMCPY(joined + 16, tail, n * 8);
+    return ckf_xxh3_64(joined, len, 0);
+  }
+  CKF_MEMCPY(joined + 16, tail, CKF_XXH3_STRIPE_BYTES - 16);
+  ckf_xxh3_secret_init(&secret, 0);
+  ckf_xxh3_acc_init(acc);
+  for (i = 0; i < stripes; i++) {
+    const size_t turn = i % CKF_XXH3_BLOCK_STRIPES;
+    ckf_xxh3_stripe(acc, i == 0 ? joined : tail + CKF_XXH3_STRIPE_BYTES * i - 16,
+                    secret.bytes + 8 * turn);
+    if (turn == CKF_XXH3_BLOCK_STRIPES - 1) {
+      ckf_xxh3_scramble(acc, &secret);
+    }
+  }
+  return ckf_xxh3_acc_finish(acc, tail + n * 8 - CKF_XXH3_STRIPE_BYTES, len, &secret);
+}
+#endif
+
+int ckf_cbi1_snapshot_prefix(const ckf_format *format, uint64_t dc_id, uint64_t epoch,
+                             const uint64_t *words, size_t word_count, uint32_t chunk_buckets,
+                             uint32_t chunk_index, uint8_t out[CKF_CBI1_SNAPSHOT_PREFIX_BYTES],
+                             const uint64_t **body, size_t *body_words) {
+#ifdef CKF_XXH3_LITTLE_ENDIAN
+  uint32_t n = 0;
+  const int rc =
+      ckf_cbi1_chunk_begin_(format, word_count, chunk_buckets, chunk_index, out, SIZE_MAX, &n);
+  if (rc != CKF_OK) {
+    return rc;
+  }
+  *body = words + (size_t)chunk_index * chunk_buckets;
+  *body_words = n;
+  ckf_cbi1_header_(out, format, CKF_CBI1_SNAPSHOT, dc_id, epoch,
+                   (uint32_t)ckf_cbi1_split_hash_(out + CKF_CBI1_HEADER_BYTES, *body, n));
+  return CKF_OK;
+#else
+  (void)format, (void)dc_id, (void)epoch, (void)words, (void)word_count, (void)chunk_buckets;
+  (void)chunk_index, (void)out, (void)body, (void)body_words;
+  return CKF_ERR_ARG;
+#endif
+}
+
+static int ckf_cbi1_refuse_(ckf_cbi1_frame *view, int err, uint64_t detail) {
+  view->detail = detail;
+  return err;
+}
+
+static int ckf_cbi1_delta_body_(ckf_cbi1_frame *view, const uint8_t *body, size_t len) {
+  uint64_t count;
+  uint32_t i;
+  if (len < 12) {
+    return CKF_ERR_MALFORMED;
+  }
+  count = ckf_get_(body + 8, 4);
+  if (count > CKF_CBI1_MAX_IMAGES) {
+    return ckf_cbi1_refuse_(view, CKF_ERR_DELTA_IMAGE_COUNT, count);
+  }
+  if (len - 12 != count * CKF_CBI1_IMAGE_BYTES) {
+    return CKF_ERR_MALFORMED;
+  }
+  view->base_epoch = ckf_get_(body, 8);
+  view->image_count = (uint32_t)count;
+  view->data = body + 12;
+  for (i = 0; i < view->image_count; i++) {
+    if (ckf_get_(view->data + (size_t)i * CKF_CBI1_IMAGE_BYTES, 4) >= view->format.bucket_count) {
+      return CKF_ERR_MALFORMED;
+    }
+  }
+  return CKF_OK;
+}
+
+static int ckf_cbi1_snapshot_body_(ckf_cbi1_frame *view, const uint8_t *body, size_t len) {
+  size_t words;
+  if (len < 16) {
+    return CKF_ERR_MALFORMED;
+  }
+  view->chunk_index = (uint32_t)ckf_get_(body, 4);
+  view->chunk_count = (uint32_t)ckf_get_(body + 4, 4);
+  view->bucket_offset = ckf_get_(body + 8, 8);
+  if (view->chunk_index >= view->chunk_count || (len - 16) % 8 != 0) {
+    return CKF_ERR_MALFORMED;
+  }
+  words = (len - 16) / 8;
+  if (words > CKF_CBI1_MAX_CHUNK_BUCKETS) {
+    return ckf_cbi1_refuse_(view, CKF_ERR_SNAPSHOT_WORD_COUNT, words);
+  }
+  if (view->bucket_offset > view->format.bucket_count ||
+      words > view->format.bucket_count - view->bucket_offset) {
+    return CKF_ERR_MALFORMED;
+  }
+  view->word_count = (uint32_t)words;
+  view->data = body + 16;
+  return CKF_OK;
+}
+
+int ckf_cbi1_decode(const ckf_format *expected, const uint8_t *bytes, size_t len,
+                    ckf_cbi1_frame *view) {
+  const uint8_t *const body = bytes + CKF_CBI1_HEADER_BYTES;
+  uint64_t v;
+  CKF_MEMSET(view, 0, sizeof *view);
+  if (len < CKF_CBI1_HEADER_BYTES) {
+    return ckf_cbi1_refuse_(view, CKF_ERR_TRUNCATED, len);
+  }
+  if (len > CKF_CBI1_MAX_FRAME_BYTES) {
+    return ckf_cbi1_refuse_(view, CKF_ERR_FRAME_TOO_LARGE, len);
+  }
+  if (ckf_get_(bytes, 4) != UINT64_C(0x31494243)) {
+    return CKF_ERR_MAGIC;
+  }
+  v = ckf_get_(bytes + 4, 2);
+  if (v != CKF_CBI1_WIRE_VERSION) {
+    return ckf_cbi1_refuse_(view, CKF_ERR_WIRE_VERSION, v);
+  }
+  if (ckf_get_(bytes + 44, 4) != (ckf_xxh3_64(body, len - CKF_CBI1_HEADER_BYTES, 0) & UINT32_MAX)) {
+    return CKF_ERR_CHECKSUM;
+  }
+  view->format.seed = ckf_get_(bytes + 12, 8);
+  view->format.bucket_count = ckf_get_(bytes + 20, 8);
+  if (view->format.bucket_count > SIZE_MAX) {
+    return CKF_ERR_MALFORMED;
+  }
+  v = ckf_get_(bytes + 10, 2);
+  if (v != CKF_FORMAT_VERSION) {
+    return ckf_cbi1_refuse_(view, CKF_ERR_FORMAT_VERSION, v);
+  }
+  if (bytes[8] != CKF_FINGERPRINT_BITS) {
+    return ckf_cbi1_refuse_(view, CKF_ERR_FORMAT_FINGERPRINT_BITS, bytes[8]);
+  }
+  if (bytes[9] != CKF_SLOTS_PER_BUCKET) {
+    return ckf_cbi1_refuse_(view, CKF_ERR_FORMAT_SLOTS, bytes[9]);
+  }
+  if (view->format.seed != expected->seed || view->format.bucket_count != expected->bucket_count) {
+    return CKF_ERR_FORMAT_MISMATCH;
+  }
+  view->dc_id = ckf_get_(bytes + 28, 8);
+  view->epoch = ckf_get_(bytes + 36, 8);
+  v = ckf_get_(bytes + 6, 2);
+  view->kind = (int)v;
+  if (v == CKF_CBI1_DELTA) {
+    return ckf_cbi1_delta_body_(view, body, len - CKF_CBI1_HEADER_BYTES);
+  }
+  if (v == CKF_CBI1_SNAPSHOT) {
+    return ckf_cbi1_snapshot_body_(view, body, len - CKF_CBI1_HEADER_BYTES);
+  }
+  return ckf_cbi1_refuse_(view, CKF_ERR_FLAGS, v);
+}
+
+ckf_image ckf_cbi1_image(const ckf_cbi1_frame *view, size_t i) {
+  const uint8_t *const at = view->data + i * CKF_CBI1_IMAGE_BYTES;
+  ckf_image image;
+  image.bucket = (uint32_t)ckf_get_(at, 4);
+  image.word = ckf_get_(at + 4, 8);
+  return image;
+}
+
+uint64_t ckf_cbi1_word(const ckf_cbi1_frame *view, size_t i) {
+  return ckf_get_(view->data + i * 8, 8);
+}
+
+/* ==== assembly (impl) ==== */
+
+int ckf_assembly_init_abi(ckf_assembly *as, size_t as_size, const ckf_format *format,
+                          uint64_t *words, size_t word_count) {
+  if (as_size != sizeof *as) {
+    return CKF_ERR_ABI;
+  }
+  if (ckf_format_check(format) != CKF_OK) {
+    return CKF_ERR_FORMAT_BUCKET_COUNT;
+  }
+  if (!words || word_count != format->bucket_count) {
+    return CKF_ERR_ARG;
+  }
+  CKF_MEMSET(as, 0, sizeof *as);
+  as->words_ = words;
+  as->bucket_count_ = format->bucket_count;
+  return CKF_OK;
+}
+
+static void ckf_assembly_reset_(ckf_assembly *as) {
+  as->epoch_ = 0;
+  as->next_bucket_ = 0;
+  as->chunk_count_ = 0;
+  as->next_chunk_ = 0;
+}
+
+int ckf_assembly_absorb(ckf_assembly *as, const ckf_cbi1_frame *frame, uint64_t *epoch) {
+  if (frame->kind != CKF_CBI1_SNAPSHOT) {
+    return CKF_ERR_CHUNK_SEQUENCE;
+  }
+  if (frame->chunk_index == 0) {
+    ckf_assembly_reset_(as);
+    as->epoch_ = frame->epoch;
+    as->chunk_count_ = frame->chunk_count;
+  }
+  if (frame->chunk_index >= frame->chunk_count || frame->chunk_index != as->next_chunk_ ||
+      frame->chunk_count != as->chunk_count_ || frame->epoch != as->epoch_ ||
+      frame->format.bucket_count != as->bucket_count_ || frame->bucket_offset != as->next_bucket_ ||
+      frame->word_count > as->bucket_count_ - as->next_bucket_) {
+    ckf_assembly_reset_(as);
+    return CKF_ERR_CHUNK_SEQUENCE;
+  }
+#ifdef CKF_XXH3_LITTLE_ENDIAN
+  CKF_MEMCPY(as->words_ + as->next_bucket_, frame->data, (size_t)frame->word_count * 8);
+#else
+  {
+    uint32_t i;
+    for (i = 0; i < frame->word_count; i++) {
+      as->words_[as->next_bucket_ + i] = ckf_cbi1_word(frame, i);
+    }
+  }
+#endif
+  as->next_bucket_ += frame->word_count;
+  as->next_chunk_++;
+  if (as->next_chunk_ < as->chunk_count_) {
+    return 0;
+  }
+  if (as->next_bucket_ != as->bucket_count_) {
+    ckf_assembly_reset_(as);
+    return CKF_ERR_INCOMPLETE_COVERAGE;
+  }
+  *epoch = as->epoch_;
+  ckf_assembly_reset_(as);
+  return 1;
+}
+
+/* ==== replica (impl) ==== */
+
+/* Sets the bits of `n` buckets; false at the first repeated one, which goes to *bucket. */
+static inline bool ckf_seen_add_(uint64_t *seen, uint32_t bucket) {
+  const uint64_t bit = UINT64_C(1) << bucket % 64;
+  const bool fresh = !(seen[bucket / 64] & bit);
+  seen[bucket / 64] |= bit;
+  return fresh;
+}
+
+size_t ckf_replica_mem_size(const ckf_format *format) {
+  const uint64_t buckets = format->bucket_count;
+  return ckf_format_check(format) == CKF_OK ? (size_t)(buckets * 8 + (buckets + 63) / 64 * 8 + 63)
+                                            : 0;
+}
+
+int ckf_replica_init_abi(ckf_replica *r, size_t r_size, const ckf_format *format, void *mem,
+                         size_t len) {
+  const size_t need = ckf_replica_mem_size(format);
+  uint64_t *words;
+  if (r_size != sizeof *r) {
+    return CKF_ERR_ABI;
+  }
+  if (need == 0) {
+    return CKF_ERR_FORMAT_BUCKET_COUNT;
+  }
+  if (!mem || len < need) {
+    return CKF_ERR_NOSPACE;
+  }
+  CKF_MEMSET(r, 0, sizeof *r);
+  words = (uint64_t *)(void *)((uint8_t *)mem + (64 - (uintptr_t)mem % 64) % 64);
+  r->format_ = *format;
+  r->seen_ = words + format->bucket_count;
+  CKF_MEMSET(r->seen_, 0, (size_t)((format->bucket_count + 63) / 64 * 8));
+  return ckf_assembly_init(&r->assembly_, format, words, (size_t)format->bucket_count);
+}
+
+void ckf_replica_reset(ckf_replica *r) {
+  ckf_assembly_reset_(&r->assembly_);
+  r->live_ = false;
+  r->sequence_ = 0;
+}
+
+static int ckf_replica_delta_(ckf_replica *r, const ckf_cbi1_frame *frame) {
+  uint32_t i, checked;
+  int rc = CKF_OK;
+  if (!r->live_) {
+    return CKF_ERR_NOT_LIVE;
+  }
+  if (frame->base_epoch != r->sequence_ || frame->base_epoch == UINT64_MAX ||
+      frame->epoch != frame->base_epoch + 1) {
+    return CKF_ERR_SEQUENCE;
+  }
+  if (frame->image_count == 0) {
+    return CKF_ERR_EMPTY_DELTA;
+  }
+  for (checked = 0; checked < frame->image_count && rc == CKF_OK; checked++) {
+    if (!ckf_seen_add_(r->seen_, ckf_cbi1_image(frame, checked).bucket)) {
+      rc = CKF_ERR_DUPLICATE_IMAGE;
+    }
+  }
+  for (i = 0; i < checked; i++) {
+    const ckf_image image = ckf_cbi1_image(frame, i);
+    r->seen_[image.bucket / 64] = 0;
+    if (rc == CKF_OK) {
+      CKF_STORE_RELAXED(&r->assembly_.words_[image.bucket], image.word);
+    }
+  }
+  if (rc != CKF_OK) {
+    return rc;
+  }
+  r->sequence_ = frame->epoch;
+  return 1;
+}
+
+int ckf_replica_apply(ckf_replica *r, const ckf_cbi1_frame *frame) {
+  int rc;
+  if (frame->format.seed != r->format_.seed ||
+      frame->format.bucket_count != r->format_.bucket_count) {
+    return CKF_ERR_FORMAT_MISMATCH;
+  }
+  if (frame->kind == CKF_CBI1_DELTA) {
+    return ckf_replica_delta_(r, frame);
+  }
+  if (r->live_) {
+    return CKF_ERR_SNAPSHOT_LIVE;
+  }
+  rc = ckf_assembly_absorb(&r->assembly_, frame, &r->sequence_);
+  r->live_ = rc == 1;
+  return rc;
+}
+
+bool ckf_replica_live(const ckf_replica *r) { return r->live_; }
+
+uint64_t ckf_replica_sequence(const ckf_replica *r) { return r->sequence_; }
+
+const ckf_format *ckf_replica_format(const ckf_replica *r) { return &r->format_; }
+
+const uint64_t *ckf_replica_words(const ckf_replica *r) {
+  return r->live_ ? r->assembly_.words_ : NULL;
+}
+
+/* ==== lane (impl) ==== */
+
+static bool ckf_pool_equal_(const ckf_pool *x, const ckf_pool *y) {
+  return CKF_MEMCMP(x->semantics_digest, y->semantics_digest, 16) == 0 &&
+         CKF_MEMCMP(x->routing_digest, y->routing_digest, 16) == 0 &&
+         x->semantics_source == y->semantics_source && x->routing_source == y->routing_source &&
+         x->dc_id == y->dc_id;
+}
+
+static bool ckf_format_equal_(const ckf_format *x, const ckf_format *y) {
+  return x->seed == y->seed && x->bucket_count == y->bucket_count;
+}
+
+static bool ckf_identity_equal_(const ckf_identity *x, const ckf_identity *y) {
+  return ckf_pool_equal_(&x->pool, &y->pool) &&
+         x->producer_incarnation == y->producer_incarnation &&
+         x->layout_generation == y->layout_generation && ckf_format_equal_(&x->format, &y->format);
+}
+
+int ckf_lane_init_abi(ckf_lane *lane, size_t lane_size, const ckf_pool *pool,
+                      const ckf_format *format, uint64_t consumer_instance, uint8_t physical_lane,
+                      uint64_t *words, uint64_t *seen) {
+  if (lane_size != sizeof *lane) {
+    return CKF_ERR_ABI;
+  }
+  if (!words || !seen || physical_lane >= CKF_LANES) {
+    return CKF_ERR_ARG;
+  }
+  if (ckf_format_check(format) != CKF_OK) {
+    return CKF_ERR_FORMAT_BUCKET_COUNT;
+  }
+  CKF_MEMSET(lane, 0, sizeof *lane);
+  CKF_MEMSET(seen, 0, (size_t)((format->bucket_count + 63) / 64 * 8));
+  lane->words_ = words;
+  lane->seen_ = seen;
+  lane->pool_ = *pool;
+  lane->format_ = *format;
+  lane->consumer_instance_ = consumer_instance;
+  lane->physical_lane_ = physical_lane;
+  return CKF_OK;
+}
+
+int ckf_lane_assign(ckf_lane *lane, const ckf_identity *identity, const ckf_lease *lease) {
+  if (lease->consumer_instance != lane->consumer_instance_) {
+    return CKF_ERR_WRONG_CONSUMER;
+  }
+  if (lease->physical_lane != lane->physical_lane_) {
+    return CKF_ERR_WRONG_LANE;
+  }
+  if (!ckf_pool_equal_(&identity->pool, &lane->pool_)) {
+    return CKF_ERR_WRONG_OWNER;
+  }
+  if (!ckf_format_equal_(&identity->format, &lane->format_)) {
+    return CKF_ERR_WRONG_FORMAT;
+  }
+  if (lane->epoch_known_ && lease->assignment_epoch <= lane->last_epoch_) {
+    return CKF_ERR_STALE_EPOCH;
+  }
+  CKF_STORE_RELEASE(&lane->ready_, 0);
+  lane->identity_ = *identity;
+  lane->lease_ = *lease;
+  lane->assigned_ = true;
+  lane->last_epoch_ = lease->assignment_epoch;
+  lane->epoch_known_ = true;
+  lane->installed_ = 0;
+  return CKF_OK;
+}
+
+void ckf_lane_retire(ckf_lane *lane) {
+  CKF_STORE_RELEASE(&lane->ready_, 0);
+  lane->assigned_ = false;
+  lane->installed_ = 0;
+}
+
+static ckf_lane_outcome ckf_lane_report_(enum ckf_lane_result result, uint64_t a, uint64_t b) {
+  ckf_lane_outcome out;
+  out.result = result;
+  out.fault = CKF_FAULT_NONE;
+  out.action = CKF_ACTION_NONE;
+  out.a = a;
+  out.b = b;
+  return out;
+}
+
+/* Withdraws readiness; assignment and words stay. */
+static ckf_lane_outcome ckf_lane_fail_(ckf_lane *lane, enum ckf_lane_fault fault, uint64_t a,
+                                       uint64_t b) {
+  ckf_lane_outcome out = ckf_lane_report_(CKF_LANE_DEACTIVATED, a, b);
+  out.fault = fault;
+  out.action = CKF_ACTION_DEACTIVATE_AND_SNAPSHOT;
+  CKF_STORE_RELEASE(&lane->ready_, 0);
+  return out;
+}
+
+static bool ckf_lane_holds_(const ckf_lane *lane, const ckf_lease *lease) {
+  return lane->assigned_ && lease->consumer_instance == lane->lease_.consumer_instance &&
+         lease->physical_lane == lane->lease_.physical_lane &&
+         lease->assignment_epoch == lane->lease_.assignment_epoch;
+}
+
+ckf_lane_outcome ckf_lane_install(ckf_lane *lane, const ckf_identity *identity,
+                                  const ckf_lease *lease, uint64_t sequence, const uint64_t *words,
+                                  size_t word_count) {
+  const bool ready = lane->ready_ != 0;
+  ckf_lane_outcome out;
+  size_t i;
+  if (!ckf_lane_holds_(lane, lease)) {
+    return ckf_lane_report_(CKF_LANE_IGNORED_FOREIGN_LEASE, 0, 0);
+  }
+  if (!ckf_identity_equal_(identity, &lane->identity_)) {
+    out = ckf_lane_fail_(lane, CKF_FAULT_WRONG_IDENTITY, 0, 0);
+    out.action = ready ? out.action : CKF_ACTION_RETRY_SNAPSHOT;
+    return out;
+  }
+  if (ready && sequence <= lane->installed_) {
+    return ckf_lane_report_(CKF_LANE_IGNORED_STALE, lane->installed_, 0);
+  }
+  if (word_count != lane->format_.bucket_count) {
+    out = ckf_lane_fail_(lane, CKF_FAULT_SNAPSHOT_BUCKET_COUNT, lane->format_.bucket_count,
+                         word_count);
+    out.action = ready ? out.action : CKF_ACTION_RETRY_SNAPSHOT;
+    return out;
+  }
+  if (ready) {
+    return ckf_lane_fail_(lane, CKF_FAULT_SNAPSHOT_WHILE_READY, lane->installed_, sequence);
+  }
+  for (i = 0; i < word_count; i++) {
+    CKF_STORE_RELAXED(&lane->words_[i], words[i]);
+  }
+  lane->installed_ = sequence;
+  CKF_STORE_RELEASE(&lane->ready_, 1);
+  return ckf_lane_report_(CKF_LANE_SNAPSHOT_INSTALLED, sequence, 0);
+}
+
+/* Every image names a bucket of its own, below the bucket count. */
+static ckf_lane_outcome ckf_lane_check_images_(ckf_lane *lane, const ckf_image *images, size_t n) {
+  ckf_lane_outcome out = ckf_lane_report_(CKF_LANE_DELTA_APPLIED, 0, n);
+  size_t i, checked;
+  for (checked = 0; checked < n; checked++) {
+    if (images[checked].bucket >= lane->format_.bucket_count) {
+      out = ckf_lane_fail_(lane, CKF_FAULT_IMAGE_INDEX, images[checked].bucket, 0);
+      break;
+    }
+    if (!ckf_seen_add_(lane->seen_, images[checked].bucket)) {
+      out = ckf_lane_fail_(lane, CKF_FAULT_DUPLICATE_IMAGE, images[checked].bucket, 0);
+      break;
+    }
+  }
+  for (i = 0; i < checked; i++) {
+    lane->seen_[images[i].bucket / 64] = 0;
+  }
+  return out;
+}
+
+ckf_lane_outcome ckf_lane_apply_delta(ckf_lane *lane, const ckf_identity *identity,
+                                      const ckf_lease *lease, uint64_t base, uint64_t sequence,
+                                      const ckf_image *images, size_t n) {
+  ckf_lane_outcome out;
+  size_t i;
+  if (!ckf_lane_holds_(lane, lease)) {
+    return ckf_lane_report_(CKF_LANE_IGNORED_FOREIGN_LEASE, 0, 0);
+  }
+  if (!ckf_identity_equal_(identity, &lane->identity_)) {
+    return ckf_lane_fail_(lane, CKF_FAULT_WRONG_IDENTITY, 0, 0);
+  }
+  if (lane->ready_ == 0) {
+    return ckf_lane_report_(CKF_LANE_AWAITING_SNAPSHOT, 0, 0);
+  }
+  if (sequence <= lane->installed_) {
+    return ckf_lane_report_(CKF_LANE_IGNORED_STALE, lane->installed_, 0);
+  }
+  if (base != lane->installed_) {
+    return ckf_lane_fail_(lane, CKF_FAULT_BASE_MISMATCH, lane->installed_, base);
+  }
+  if (base == UINT64_MAX) { /* a greater sequence cannot have come this far; kept as a guard */
+    return ckf_lane_fail_(lane, CKF_FAULT_SEQUENCE_EXHAUSTED, 0, 0);
+  }
+  if (sequence != base + 1) {
+    return ckf_lane_fail_(lane, CKF_FAULT_NON_CONTIGUOUS, base, sequence);
+  }
+  if (n == 0) {
+    return ckf_lane_fail_(lane, CKF_FAULT_EMPTY_DELTA, 0, 0);
+  }
+  out = ckf_lane_check_images_(lane, images, n);
+  if (out.result == CKF_LANE_DELTA_APPLIED) {
+    for (i = 0; i < n; i++) {
+      CKF_STORE_RELAXED(&lane->words_[images[i].bucket], images[i].word);
+    }
+    lane->installed_ = sequence;
+    out.a = sequence;
+  }
+  return out;
+}
+
+ckf_lane_outcome ckf_lane_drain(ckf_lane *lane, const ckf_lease *lease,
+                                uint64_t expected_sequence) {
+  const bool ready = lane->ready_ != 0;
+  if (!ckf_lane_holds_(lane, lease)) {
+    return ckf_lane_report_(CKF_LANE_IGNORED_FOREIGN_LEASE, 0, 0);
+  }
+  if (ready && lane->installed_ == expected_sequence) {
+    return ckf_lane_report_(CKF_LANE_DRAIN_ACKNOWLEDGED, lane->installed_, 0);
+  }
+  return ckf_lane_fail_(lane, CKF_FAULT_TERMINAL_MISMATCH, expected_sequence,
+                        ready ? lane->installed_ : UINT64_MAX);
+}
+
+bool ckf_lane_ready(const ckf_lane *lane) { return CKF_LOAD_ACQUIRE(&lane->ready_) != 0; }
+
+uint64_t ckf_lane_installed(const ckf_lane *lane) { return lane->installed_; }
+
+const char *ckf_lane_result_name(enum ckf_lane_result result) {
+  switch (result) {
+  case CKF_LANE_IGNORED_FOREIGN_LEASE:
+    return "IgnoredForeignLease";
+  case CKF_LANE_IGNORED_STALE:
+    return "IgnoredStaleOrDuplicate";
+  case CKF_LANE_AWAITING_SNAPSHOT:
+    return "AwaitingSnapshot";
+  case CKF_LANE_SNAPSHOT_INSTALLED:
+    return "SnapshotInstalled";
+  case CKF_LANE_DELTA_APPLIED:
+    return "DeltaApplied";
+  case CKF_LANE_DRAIN_ACKNOWLEDGED:
+    return "DrainAcknowledged";
+  case CKF_LANE_DEACTIVATED:
+    return "LaneDeactivated";
+  }
+  return "Unknown";
+}
+
+const char *ckf_lane_fault_name(enum ckf_lane_fault fault) {
+  switch (fault) {
+  case CKF_FAULT_NONE:
+    return "";
+  case CKF_FAULT_WRONG_IDENTITY:
+    return "WrongIdentity";
+  case CKF_FAULT_SNAPSHOT_BUCKET_COUNT:
+    return "InvalidSnapshotBucketCount";
+  case CKF_FAULT_SNAPSHOT_WHILE_READY:
+    return "SnapshotWhileReady";
+  case CKF_FAULT_BASE_MISMATCH:
+    return "BaseSequenceMismatch";
+  case CKF_FAULT_SEQUENCE_EXHAUSTED:
+    return "SequenceExhausted";
+  case CKF_FAULT_NON_CONTIGUOUS:
+    return "NonContiguousSequence";
+  case CKF_FAULT_EMPTY_DELTA:
+    return "EmptyDelta";
+  case CKF_FAULT_IMAGE_INDEX:
+    return "InvalidImageIndex";
+  case CKF_FAULT_DUPLICATE_IMAGE:
+    return "DuplicateImageIndex";
+  case CKF_FAULT_TERMINAL_MISMATCH:
+    return "TerminalSequenceMismatch";
+  }
+  return "Unknown";
+}
+
+const char *ckf_lane_action_name(enum ckf_lane_action action) {
+  switch (action) {
+  case CKF_ACTION_NONE:
+    return "";
+  case CKF_ACTION_DEACTIVATE_AND_SNAPSHOT:
+    return "DeactivateAndSnapshot";
+  case CKF_ACTION_RETRY_SNAPSHOT:
+    return "RetrySnapshot";
+  }
+  return "Unknown";
+}
+
+/* ==== search (impl) ==== */
+/*
+ * One lane. All samples of a round are asked for together, so a round costs about one memory
+ * latency:
+ *
+ * - samples 0, 1, 2, 4, 8 and so on, and the last position: the depth lies behind `lower`, the last
+ *   sample before the first miss, and not behind `upper`, that miss
+ * - while that range is long, 15 evenly spaced samples narrow it
+ * - every position that is left is sampled
+ *
+ * Everything ends at a position that missed, so no answer is below a linear scan. An answer right
+ * behind `lower` rests on one hit, and one hit may be a collision: then the position before it must
+ * hit too, else the range below it is scanned, from the last sample that was trusted.
+ */
+
+#define CKF_SEARCH_LINEAR_ 32u /* no longer prompts are scanned */
+#define CKF_SEARCH_SPLIT_ 15u
+
+/* Bit i of the answer: does position at[i] hit? n is at most 64. */
+typedef uint64_t (*ckf_hits_fn_)(const void *user, const uint32_t *at, uint32_t n);
+
+/* Position of the first clear bit of `hits`, n when the first n are set. */
+static inline uint32_t ckf_first_miss_(uint64_t hits, uint32_t n) {
+  const uint64_t misses = ~hits & (n < 64 ? (UINT64_C(1) << n) - 1 : UINT64_MAX);
+#if defined(__GNUC__)
+  return misses ? (uint32_t)__builtin_ctzll(misses) : n;
+#else
+  uint32_t i = 0;
+  while (i < n && !(misses >> i & 1)) {
+    i++;
+  }
+  return i;
+#endif
+}
+
+/* First miss in [from, to), or `to`. */
+static inline uint32_t ckf_search_scan_(ckf_hits_fn_ hits, const void *user, uint32_t from,
+                                        uint32_t to) {
+  uint32_t at[16];
+  while (from < to) {
+    const uint32_t n = to - from < 16 ? to - from : 16;
+    uint32_t i;
+    for (i = 0; i < n; i++) {
+      at[i] = from + i;
+    }
+    i = ckf_first_miss_(hits(user, at, n), n);
+    if (i < n) {
+      return from + i;
+    }
+    from += n;
+  }
+  return to;
+}
+
+/* Inlined into its two callers, which turns `hits` into a direct call. */
+static inline uint32_t ckf_search_run_(ckf_hits_fn_ hits, const void *user, uint32_t len) {
+  uint32_t at[40], n = 2, i, lower, upper, trusted, depth;
+  if (len <= CKF_SEARCH_LINEAR_) {
+    return ckf_search_scan_(hits, user, 0, len);
+  }
+  at[0] = 0;
+  at[1] = 1;
+  for (; at[n - 1] <= (len - 1) / 2; n++) {
+    at[n] = at[n - 1] * 2;
+  }
+  if (at[n - 1] != len - 1) {
+    at[n++] = len - 1;
+  }
+  i = ckf_first_miss_(hits(user, at, n), n);
+  if (i == 0) {
+    return 0;
+  }
+  upper = i == n ? len : at[i];
+  lower = at[i - 1];
+  trusted = i > 1 ? at[i - 2] : 0;
+  while (upper - lower > CKF_SEARCH_SPLIT_ + 1) {
+    const uint32_t step = (upper - lower - 1) / (CKF_SEARCH_SPLIT_ + 1) + 1;
+    for (n = 0; (n + 1) * (uint64_t)step < upper - lower; n++) {
+      at[n] = lower + (n + 1) * step;
+    }
+    i = ckf_first_miss_(hits(user, at, n), n);
+    upper = i < n ? at[i] : upper;
+    if (i > 0) {
+      trusted = i > 1 ? at[i - 2] : lower;
+      lower = at[i - 1];
+    }
+  }
+  depth = ckf_search_scan_(hits, user, lower + 1, upper);
+  if (depth == lower + 1 && lower - trusted > 1) {
+    at[0] = lower - 1;
+    if (hits(user, at, 1) == 0) {
+      return ckf_search_scan_(hits, user, trusted + 1, lower - 1);
+    }
+  }
+  return depth;
+}
+
+typedef struct ckf_search_table_ {
+  const ckf_format *format;
+  const uint64_t *words;
+  const uint64_t *keys;
+} ckf_search_table_;
+
+static inline uint64_t ckf_search_table_hits_(const void *user, const uint32_t *at, uint32_t n) {
+  const ckf_search_table_ *const t = (const ckf_search_table_ *)user;
+  uint64_t hits = 0, keys[32];
+  uint32_t done, i;
+  for (done = 0; done < n; done += 32) {
+    const uint32_t step = n - done < 32 ? n - done : 32;
+    for (i = 0; i < step; i++) {
+      keys[i] = t->keys[at[done + i]];
+    }
+    hits |= (uint64_t)ckf_contains_batch_(t->format, NULL, t->words, keys, step) << done;
+  }
+  return hits;
+}
+
+uint32_t ckf_search(const ckf_format *format, const uint64_t *words,
+                    const uint64_t *sequence_hashes, size_t len) {
+  ckf_search_table_ table;
+  table.format = format;
+  table.words = words;
+  table.keys = sequence_hashes;
+  return ckf_search_run_(ckf_search_table_hits_, &table,
+                         (uint32_t)(len < UINT32_MAX ? len : UINT32_MAX));
+}
+
+typedef struct ckf_search_lane_ {
+  ckf_row_fn row;
+  void *user;
+  uint32_t lane;
+} ckf_search_lane_;
+
+static uint64_t ckf_search_lane_hits_(const void *user, const uint32_t *at, uint32_t n) {
+  const ckf_search_lane_ *const l = (const ckf_search_lane_ *)user;
+  uint64_t hits = 0;
+  uint32_t i;
+  for (i = 0; i < n; i++) {
+    hits |= (uint64_t)(l->row(l->user, at[i]) >> l->lane & 1) << i;
+  }
+  return hits;
+}
+
+void ckf_search_rows(ckf_row_fn row, void *user, size_t len, uint32_t lanes,
+                     uint32_t depths[CKF_LANES]) {
+  ckf_search_lane_ l;
+  l.row = row;
+  l.user = user;
+  for (l.lane = 0; l.lane < CKF_LANES; l.lane++) {
+    if (lanes >> l.lane & 1) {
+      depths[l.lane] = ckf_search_run_(ckf_search_lane_hits_, &l,
+                                       (uint32_t)(len < UINT32_MAX ? len : UINT32_MAX));
+    }
+  }
+}
+
+#endif /* CKF_IMPLEMENTATION_ */
+#endif /* CKF_IMPLEMENTATION or CKF_STATIC */
