@@ -58,7 +58,8 @@ static void on_kick(evutil_socket_t fd, short what, void *loop_) {
   (void)fd;
   (void)what;
   loop->turns++;
-  loop->on_kick(loop->owner);
+  if (loop->on_kick != NULL)
+    loop->on_kick(loop->owner);
   kvrelay_grpc_link *link;
   while ((link = TAILQ_FIRST(&loop->kicked)) != NULL) {
     TAILQ_REMOVE(&loop->kicked, link, kicked);
@@ -163,6 +164,10 @@ static void link_settle(kvrelay_grpc_link *link) {
 }
 
 static void link_linger(kvrelay_grpc_link *link) {
+  if (link->no_linger) {
+    kvrelay_grpc_link_fail(link, KVRELAY_TRANSPORT_CLOSED, "closed");
+    return;
+  }
   if (shutdown(link->fd, SHUT_WR) != 0) {
     kvrelay_grpc_link_fail(link, KVRELAY_TRANSPORT_ERR_CONNECT, strerror(errno));
     return;

@@ -19,7 +19,7 @@ typedef struct kvrelay_grpc_loop {
   struct event_base *base;
   struct event *wake, *timeout, *kick;
   struct kvrelay_grpc_links kicked; /* links with something to write */
-  void (*on_kick)(void *owner);     /* before they are written */
+  void (*on_kick)(void *owner);     /* before they are written; may be NULL */
   void *owner;
   uint8_t *input; /* one for all links: nothing stays in it */
   int wake_fd;
@@ -71,6 +71,7 @@ struct kvrelay_grpc_link {
   int err; /* 0 while it lives */
   char text[128];
   bool is_kicked;
+  bool no_linger; /* closes without waiting for the peer */
   bool closing;   /* send what is in `out`, then shut down */
   bool lingering; /* shut down: reads until the peer closes, for a second at most */
 };

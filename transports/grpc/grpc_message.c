@@ -9,9 +9,10 @@
 /* A piece this long is lent to the output buffer; below it a copy is cheaper than the bookkeeping.
  */
 #define LEND_MIN ((size_t)4096)
-/* Room an outbox starts with, a few small messages, and the most it keeps while it is empty. */
+/* Room an outbox starts with: a few small messages. */
 #define BLOB_FIRST_CAP ((size_t)256)
-#define BLOB_KEEP_CAP ((size_t)65536)
+/* Room that is kept without being needed. */
+#define KEEP_CAP ((size_t)65536)
 
 /* ---- inbox ---- */
 
@@ -61,6 +62,11 @@ ptrdiff_t kvrelay_grpc_inbox_feed(kvrelay_grpc_inbox *in, const uint8_t *bytes, 
       return KVRELAY_TRANSPORT_ERR_PROTOCOL;
     if (in->need_ > in->max_bytes_)
       return KVRELAY_TRANSPORT_ERR_LIMIT;
+    if (in->body_cap_ > KEEP_CAP && in->need_ < in->body_cap_ / 4) {
+      free(in->body_); /* the large message was an exception */
+      in->body_ = NULL;
+      in->body_cap_ = 0;
+    }
   }
   size_t missing = in->need_ - in->body_len_;
   size_t taken = len - used < missing ? len - used : missing;
@@ -175,7 +181,7 @@ int kvrelay_grpc_outbox_move(kvrelay_grpc_outbox *out, size_t n, struct evbuffer
     blob->refs++;
   }
   out->off_ += n;
-  if (out->off_ == blob->len && blob->cap > BLOB_KEEP_CAP)
+  if (out->off_ == blob->len && blob->cap > KEEP_CAP)
     kvrelay_grpc_outbox_free(out);
   return KVRELAY_TRANSPORT_OK;
 }

@@ -451,8 +451,8 @@ static server_call *call_of(nghttp2_session *session, int32_t stream) {
 }
 
 /* Sends GOAWAY and shuts down as soon as it is out. */
-static void calm_down(connection *conn, const char *debug, const char *text) {
-  say(conn->server, KVRELAY_GRPC_LOG_WARN, "connection_abused", conn, text);
+static void calm_down(connection *conn, const char *debug) {
+  say(conn->server, KVRELAY_GRPC_LOG_WARN, "connection_abused", conn, debug);
   int32_t last = nghttp2_session_get_last_proc_stream_id(conn->link.session);
   (void)nghttp2_submit_goaway(conn->link.session, NGHTTP2_FLAG_NONE, last,
                               NGHTTP2_ENHANCE_YOUR_CALM, (const uint8_t *)debug, strlen(debug));
@@ -464,7 +464,7 @@ static int on_begin_frame(nghttp2_session *session, const nghttp2_frame_hd *head
   if (head->type == NGHTTP2_HEADERS || (head->type == NGHTTP2_DATA && head->length > 0))
     conn->idle_frames = 0;
   else if (++conn->idle_frames == MAX_IDLE_FRAMES)
-    calm_down(conn, "too_many_frames", "sent too many frames that get nothing done");
+    calm_down(conn, "too_many_frames");
   return 0;
 }
 
@@ -553,7 +553,7 @@ static void on_ping(connection *conn, const nghttp2_ping *ping) {
       conn->peer_ping_ns != 0 && now - conn->peer_ping_ns < conn->server->cfg.peer_ping_interval_ns;
   conn->peer_ping_ns = now;
   if (early && conn->ping_strikes <= MAX_PING_STRIKES && ++conn->ping_strikes > MAX_PING_STRIKES)
-    calm_down(conn, "too_many_pings", "sent PINGs too often");
+    calm_down(conn, "too_many_pings");
 }
 
 static int on_frame(nghttp2_session *session, const nghttp2_frame *frame, void *conn_) {
@@ -580,7 +580,11 @@ static int on_frame(nghttp2_session *session, const nghttp2_frame *frame, void *
 static int on_frame_sent(nghttp2_session *session, const nghttp2_frame *frame, void *conn_) {
   connection *conn = conn_;
   if (frame->hd.type == NGHTTP2_GOAWAY) {
-    conn->link.closing |= frame->goaway.error_code != NGHTTP2_NO_ERROR;
+    if (frame->goaway.error_code != NGHTTP2_NO_ERROR) {
+      say(conn->server, KVRELAY_GRPC_LOG_WARN, "connection_error", conn,
+          nghttp2_http2_strerror(frame->goaway.error_code));
+      conn->link.closing = true;
+    }
     return 0;
   }
   if (frame->hd.type != NGHTTP2_HEADERS && frame->hd.type != NGHTTP2_DATA)
