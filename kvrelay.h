@@ -611,15 +611,15 @@ KVRELAY_API int kvrelay_relay_check_(const kvrelay_relay *relay);
 /* ==== API: consumer (contract section 15) ==== */
 
 typedef struct kvrelay_consumer_config {
-  kvrelay_text subscriber_id;   /* 1 .. 128 bytes, copied at init */
-  uint32_t max_pools;           /* pools of one catalog, 1 .. 65 536; more = limit error of that plane */
-  size_t catalog_bytes;         /* room for one catalog with all texts; two are reserved */
+  kvrelay_text subscriber_id;   /* 1 .. 128 bytes, copied at init ("kvrelay") */
+  uint32_t max_pools;           /* pools of one catalog, 1 .. 65 536; more = limit error of that plane (1 024) */
+  size_t catalog_bytes;         /* room for one catalog with all texts and its name index; two are reserved (4 MiB) */
   uint64_t filter_stale_ns;     /* no frame for this long: replica is stale (30 s) */
   uint64_t backoff_first_ns;    /* stream retry (500 ms), doubling to */
   uint64_t backoff_max_ns;      /* 30 s */
   uint64_t backoff_reset_ns;    /* a stream that lived this long starts over (30 s) */
   uint64_t jitter_seed;         /* any; equal seeds give equal delays */
-  bool subscribe_all;           /* follow every usable pool; else only those asked for by kvrelay_consumer_follow */
+  bool subscribe_all;           /* follow every usable pool; else only those asked for by kvrelay_consumer_follow (true) */
 } kvrelay_consumer_config;
 
 typedef struct kvrelay_consumer kvrelay_consumer;
@@ -663,7 +663,7 @@ typedef struct kvrelay_pool_view {
   bool stale;                 /* LIVE, but silent for filter_stale_ns */
   uint64_t frames, snapshots, deltas, heartbeats;
   int32_t fault;              /* last reason a replica was dropped: enum kvrelay_fault */
-  int fault_code;             /* with FAULT_FRAME: the CKF_ERR_* of the decoder */
+  int fault_code;             /* the CKF_ERR_* of a refused frame, the KVRELAY_ERR_* with FAULT_DECODE, else 0 */
   kvrelay_status last_end;    /* how its last stream ended */
   uint64_t retry_ns;          /* when the next attempt is due, KVRELAY_TIME_NONE = none */
   const uint64_t *words;      /* bucket_count words when LIVE, else NULL */
@@ -671,13 +671,13 @@ typedef struct kvrelay_pool_view {
 
 enum kvrelay_fault {
   KVRELAY_FAULT_NONE = 0,
-  KVRELAY_FAULT_RELAY,    /* relay identity differs from the first frame */
+  KVRELAY_FAULT_RELAY,    /* relay identity absent, or not the one of this connection */
   KVRELAY_FAULT_PRODUCER, /* frame of another producer */
   KVRELAY_FAULT_KIND,     /* unknown frame kind */
   KVRELAY_FAULT_FRAME,    /* CBI1 refused */
-  KVRELAY_FAULT_HEADER,   /* dc_id or epoch of the frame header differ from the envelope */
+  KVRELAY_FAULT_HEADER,   /* kind, dc_id or epoch of the frame header differ from the envelope */
   KVRELAY_FAULT_ORDER,    /* chunk, delta or heartbeat where it cannot be */
-  KVRELAY_FAULT_SEQUENCE, /* gap or repetition */
+  KVRELAY_FAULT_SEQUENCE, /* gap, repetition, or chunks of two snapshots */
   KVRELAY_FAULT_DECODE,   /* message bytes did not decode */
   KVRELAY_FAULT_ENVELOPE
 };
@@ -688,8 +688,8 @@ enum kvrelay_event_kind {
   KVRELAY_EVENT_CATALOG,        /* a new catalog is in force */
   KVRELAY_EVENT_CATALOG_VOID,   /* the catalog plane was closed: `status`, `verdict` */
   KVRELAY_EVENT_POOL_LIVE,      /* `pool` has a whole snapshot */
-  KVRELAY_EVENT_POOL_VOID,      /* `pool` lost its replica: `fault`, `status` */
-  KVRELAY_EVENT_STOPPED         /* envelope error, see `verdict` */
+  KVRELAY_EVENT_POOL_VOID,      /* the filter stream of `pool` is over, its replica void: `fault`, or `status` when the peer ended it */
+  KVRELAY_EVENT_STOPPED         /* another contract, see `verdict`, or `status` when the relay said so */
 };
 typedef struct kvrelay_event_out {
   int32_t kind;
@@ -711,7 +711,7 @@ typedef struct kvrelay_query {
 enum kvrelay_answer_state {
   KVRELAY_ANSWER_KNOWN = 0, /* complete_blocks and depth_blocks hold */
   KVRELAY_ANSWER_UNKNOWN,   /* no usable replica now: nothing may be concluded, in particular not 0 */
-  KVRELAY_ANSWER_UNSUPPORTED /* the pool is quarantined */
+  KVRELAY_ANSWER_UNSUPPORTED /* the relay refuses to serve us this pool; pools with an unusable descriptor do not answer at all */
 };
 
 typedef struct kvrelay_answer {
@@ -731,7 +731,10 @@ KVRELAY_API KVRELAY_MUST_USE int kvrelay_consumer_init_abi(kvrelay_consumer *c, 
 #define kvrelay_consumer_init(C, CFG, MEM, MEM_LEN, NOW_NS) \
   kvrelay_consumer_init_abi((C), sizeof(kvrelay_consumer), (CFG), (MEM), (MEM_LEN), (NOW_NS))
 
-/* The connection stands / is gone (with it everything known from it). */
+/*
+ * The connection stands / is gone, and with it everything known from it: catalog, replicas, what was followed.  Calls of
+ * former connections are not ours any more.  After STOP both change nothing.
+ */
 KVRELAY_API void kvrelay_consumer_connected(kvrelay_consumer *c, uint64_t now_ns);
 KVRELAY_API void kvrelay_consumer_disconnected(kvrelay_consumer *c, uint64_t now_ns);
 /* 1 and one action, or 0. */
@@ -749,10 +752,18 @@ KVRELAY_API int kvrelay_consumer_feed_filter(kvrelay_consumer *c, uint32_t call,
 KVRELAY_API int kvrelay_consumer_feed_broken(kvrelay_consumer *c, uint32_t call, int err, uint64_t now_ns);
 /* The call ended; OK is an end like any other. */
 KVRELAY_API int kvrelay_consumer_feed_end(kvrelay_consumer *c, uint32_t call, const kvrelay_status *status, uint64_t now_ns);
-/* Memory for a replica, as wanted by REPLICA_NEED; stays the consumer's until REPLICA_FREE names it.  mem = NULL: there is none, retry with backoff. */
+/*
+ * Memory for a replica, as wanted by REPLICA_NEED; stays the consumer's until REPLICA_FREE names it.  mem = NULL: there is none, retry
+ * with backoff.  On an error the memory stays yours: KVRELAY_ERR_NOT_FOUND (no such pool), KVRELAY_ERR_STATE (not wanted, or not any more:
+ * a new catalog asks anew), KVRELAY_ERR_NOSPACE (too small, still wanted).
+ */
 KVRELAY_API KVRELAY_MUST_USE int kvrelay_consumer_replica_give(kvrelay_consumer *c, uint32_t pool, void *mem, size_t len, uint64_t now_ns);
-/* Follow one pool, or stop following it. */
+/*
+ * Follow one pool, or stop following it and give its replica back.  Holds while catalogs list the pool id, also across producers.
+ * KVRELAY_ERR_NOT_FOUND: no such pool in the catalog in force.
+ */
 KVRELAY_API KVRELAY_MUST_USE int kvrelay_consumer_follow(kvrelay_consumer *c, uint32_t pool, bool follow, uint64_t now_ns);
+/* When there is something to ask action_next for: 0 = now, KVRELAY_TIME_NONE = only after the next input. */
 KVRELAY_API uint64_t kvrelay_consumer_deadline_ns(const kvrelay_consumer *c);
 KVRELAY_API void kvrelay_consumer_tick(kvrelay_consumer *c, uint64_t now_ns);
 
@@ -764,7 +775,7 @@ KVRELAY_API bool kvrelay_consumer_catalog(const kvrelay_consumer *c, uint64_t *r
 KVRELAY_API KVRELAY_MUST_USE int kvrelay_consumer_pool_get(const kvrelay_consumer *c, uint32_t i, uint64_t now_ns, kvrelay_pool_view *out);
 
 /*
- * Asks all pools that serve the model; answers sorted best first: known before unknown, deeper (in tokens) first, then catalog order.  Returns the
+ * Asks all usable pools that list the name; answers sorted best first: known before unknown, deeper (in tokens) first, then catalog order.  Returns the
  * number of answers (also beyond cap), or KVRELAY_ERR_NOT_FOUND (no pool has that name), KVRELAY_ERR_STATE (no catalog yet: unknown),
  * KVRELAY_ERR_MALFORMED (the name is ambiguous: two bindings), KVRELAY_ERR_NOSPACE (scratch_len below the number of complete blocks; nothing written).
  * `scratch` holds sequence hashes; tokens_len entries always suffice.
