@@ -1,0 +1,239 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* Replica and lane: what is refused, and that a refusal leaves the words alone. */
+
+#include "ckf.h"
+
+#include <criterion/criterion.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { BUCKETS = 128 };
+
+static const ckf_format format = {5, BUCKETS};
+static uint64_t memory[BUCKETS + 64];
+static uint8_t frame[4096];
+
+static ckf_cbi1_frame delta(uint64_t base, uint64_t sequence, const ckf_image *images, size_t n) {
+  ckf_cbi1_frame view;
+  const ptrdiff_t len =
+      ckf_cbi1_delta_encode(&format, 1, base, sequence, images, n, frame, sizeof frame);
+  cr_assert_gt(len, 0);
+  cr_assert_eq(ckf_cbi1_decode(&format, frame, (size_t)len, &view), CKF_OK);
+  return view;
+}
+
+static ckf_cbi1_frame chunk(uint64_t sequence, uint64_t fill, uint32_t index) {
+  uint64_t words[BUCKETS];
+  ckf_cbi1_frame view;
+  for (size_t i = 0; i < BUCKETS; i++)
+    words[i] = fill;
+  const ptrdiff_t len = ckf_cbi1_snapshot_encode(&format, 1, sequence, words, BUCKETS, BUCKETS / 2,
+                                                 index, frame, sizeof frame);
+  cr_assert_gt(len, 0);
+  cr_assert_eq(ckf_cbi1_decode(&format, frame, (size_t)len, &view), CKF_OK);
+  return view;
+}
+
+static ckf_replica live_replica(void) {
+  ckf_replica r;
+  ckf_cbi1_frame view;
+  cr_assert_eq(ckf_replica_init(&r, &format, memory, sizeof memory), CKF_OK);
+  view = chunk(9, 3, 0);
+  cr_assert_eq(ckf_replica_apply(&r, &view), 0);
+  cr_assert_null(ckf_replica_words(&r));
+  view = chunk(9, 3, 1);
+  cr_assert_eq(ckf_replica_apply(&r, &view), 1);
+  cr_assert(ckf_replica_live(&r));
+  cr_assert_eq(ckf_replica_sequence(&r), 9);
+  return r;
+}
+
+Test(ckf_replica, follows_deltas_and_refuses_everything_else) {
+  ckf_replica r = live_replica();
+  const ckf_image good[2] = {{5, 50}, {69, 60}}, twice[3] = {{1, 1}, {2, 2}, {1, 3}};
+  const struct {
+    ckf_image images[3];
+    size_t n;
+    uint64_t base, sequence;
+    int err;
+  } bad[] = {
+      {{{1, 1}}, 1, 8, 9, CKF_ERR_SEQUENCE},     {{{1, 1}}, 1, 10, 11, CKF_ERR_SEQUENCE},
+      {{{1, 1}}, 1, 9, 11, CKF_ERR_SEQUENCE},    {{{1, 1}}, 1, 9, 9, CKF_ERR_SEQUENCE},
+      {{{0, 0}}, 0, 9, 10, CKF_ERR_EMPTY_DELTA},
+  };
+  ckf_cbi1_frame view;
+  for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+    view = delta(bad[i].base, bad[i].sequence, bad[i].images, bad[i].n);
+    cr_assert_eq(ckf_replica_apply(&r, &view), bad[i].err, "case %zu", i);
+  }
+  for (int repeat = 0; repeat < 2; repeat++) { /* the duplicate check leaves nothing behind */
+    view = delta(9, 10, twice, 3);
+    cr_assert_eq(ckf_replica_apply(&r, &view), CKF_ERR_DUPLICATE_IMAGE);
+  }
+  view = chunk(10, 4, 0);
+  cr_assert_eq(ckf_replica_apply(&r, &view), CKF_ERR_SNAPSHOT_LIVE);
+  for (size_t i = 0; i < BUCKETS; i++)
+    cr_assert_eq(ckf_replica_words(&r)[i], 3);
+  cr_assert_eq(ckf_replica_sequence(&r), 9);
+  view = delta(9, 10, good, 2);
+  cr_assert_eq(ckf_replica_apply(&r, &view), 1);
+  cr_assert_eq(ckf_replica_sequence(&r), 10);
+  cr_assert_eq(ckf_replica_words(&r)[5], 50);
+  cr_assert_eq(ckf_replica_words(&r)[69], 60);
+  view.format.seed++;
+  cr_assert_eq(ckf_replica_apply(&r, &view), CKF_ERR_FORMAT_MISMATCH);
+}
+
+Test(ckf_replica, starts_over_after_a_reset) {
+  ckf_replica r = live_replica();
+  const ckf_image image = {5, 50};
+  ckf_cbi1_frame view = delta(9, 10, &image, 1);
+  ckf_replica_reset(&r);
+  cr_assert_not(ckf_replica_live(&r));
+  cr_assert_eq(ckf_replica_apply(&r, &view), CKF_ERR_NOT_LIVE);
+  view = chunk(20, 7, 1);
+  cr_assert_eq(ckf_replica_apply(&r, &view), CKF_ERR_CHUNK_SEQUENCE);
+  view = chunk(20, 7, 0);
+  cr_assert_eq(ckf_replica_apply(&r, &view), 0);
+  view = chunk(21, 7, 1);
+  cr_assert_eq(ckf_replica_apply(&r, &view), CKF_ERR_CHUNK_SEQUENCE, "chunk of another snapshot");
+  cr_assert_null(ckf_replica_words(&r));
+}
+
+Test(ckf_replica, memory_limits_are_exact) {
+  ckf_replica r;
+  const ckf_format odd = {5, 96};
+  cr_assert_eq(ckf_replica_mem_size(&odd), 0);
+  cr_assert_eq(ckf_replica_init(&r, &odd, memory, sizeof memory), CKF_ERR_FORMAT_BUCKET_COUNT);
+  const size_t len = ckf_replica_mem_size(&format);
+  cr_assert_eq(ckf_replica_init(&r, &format, memory, len - 1), CKF_ERR_NOSPACE);
+  cr_assert_eq(ckf_replica_init(&r, &format, memory, len), CKF_OK);
+  cr_assert_eq(ckf_replica_init_abi(&r, 1, &format, memory, len), CKF_ERR_ABI);
+}
+
+/* ---- lane ---- */
+
+static ckf_lane a_lane(ckf_identity *identity, ckf_lease *lease) {
+  static uint64_t seen[BUCKETS / 64];
+  ckf_lane lane;
+  memset(identity, 0, sizeof *identity);
+  identity->pool.dc_id = 1;
+  identity->format = format;
+  *lease = (ckf_lease){17, 3, 1};
+  memset(memory, 0, sizeof memory);
+  cr_assert_eq(ckf_lane_init(&lane, &identity->pool, &format, 17, 3, memory, seen), CKF_OK);
+  return lane;
+}
+
+Test(ckf_lane, assignment_is_checked_in_order_and_leaves_a_ready_lane_alone) {
+  ckf_identity identity, other;
+  ckf_lease lease, bad;
+  uint64_t words[BUCKETS] = {1};
+  ckf_lane lane = a_lane(&identity, &lease);
+  cr_assert_eq(ckf_lane_install(&lane, &identity, &lease, 1, words, BUCKETS).result,
+               CKF_LANE_IGNORED_FOREIGN_LEASE);
+  cr_assert_eq(ckf_lane_assign(&lane, &identity, &lease), CKF_OK);
+  cr_assert_eq(ckf_lane_install(&lane, &identity, &lease, 1, words, BUCKETS).result,
+               CKF_LANE_SNAPSHOT_INSTALLED);
+  other = identity;
+  other.format.seed++;
+  cr_assert_eq(ckf_lane_assign(&lane, &identity, &lease), CKF_ERR_STALE_EPOCH);
+  cr_assert_eq(ckf_lane_assign(&lane, &other, &lease), CKF_ERR_WRONG_FORMAT);
+  other.pool.dc_id = 2;
+  cr_assert_eq(ckf_lane_assign(&lane, &other, &lease), CKF_ERR_WRONG_OWNER);
+  bad = lease;
+  bad.physical_lane = 4;
+  cr_assert_eq(ckf_lane_assign(&lane, &other, &bad), CKF_ERR_WRONG_LANE);
+  bad.consumer_instance = 18;
+  cr_assert_eq(ckf_lane_assign(&lane, &other, &bad), CKF_ERR_WRONG_CONSUMER);
+  cr_assert(ckf_lane_ready(&lane));
+  lease.assignment_epoch = 2;
+  cr_assert_eq(ckf_lane_assign(&lane, &identity, &lease), CKF_OK);
+  cr_assert_not(ckf_lane_ready(&lane));
+  ckf_lane_retire(&lane);
+  lease.assignment_epoch = 2;
+  cr_assert_eq(ckf_lane_assign(&lane, &identity, &lease), CKF_ERR_STALE_EPOCH,
+               "the last epoch outlives the assignment");
+}
+
+Test(ckf_lane, a_missed_last_delta_shows_at_the_drain) {
+  ckf_identity identity;
+  ckf_lease lease;
+  uint64_t words[BUCKETS] = {0};
+  ckf_lane lane = a_lane(&identity, &lease);
+  cr_assert_eq(ckf_lane_assign(&lane, &identity, &lease), CKF_OK);
+  ckf_lane_outcome out = ckf_lane_drain(&lane, &lease, 4);
+  cr_assert_eq(out.fault, CKF_FAULT_TERMINAL_MISMATCH);
+  cr_assert_eq(out.b, UINT64_MAX);
+  ckf_lane_install(&lane, &identity, &lease, 4, words, BUCKETS);
+  cr_assert_eq(ckf_lane_drain(&lane, &lease, 4).result, CKF_LANE_DRAIN_ACKNOWLEDGED);
+  out = ckf_lane_drain(&lane, &lease, 5);
+  cr_assert_eq(out.fault, CKF_FAULT_TERMINAL_MISMATCH);
+  cr_assert_eq(out.a, 5);
+  cr_assert_eq(out.b, 4);
+  cr_assert_not(ckf_lane_ready(&lane));
+}
+
+Test(ckf_lane, the_largest_sequence_ends_a_lane) {
+  ckf_identity identity;
+  ckf_lease lease;
+  uint64_t words[BUCKETS] = {0};
+  const ckf_image image = {0, 1};
+  ckf_lane lane = a_lane(&identity, &lease);
+  cr_assert_eq(ckf_lane_assign(&lane, &identity, &lease), CKF_OK);
+  ckf_lane_install(&lane, &identity, &lease, UINT64_MAX - 1, words, BUCKETS);
+  cr_assert_eq(
+      ckf_lane_apply_delta(&lane, &identity, &lease, UINT64_MAX - 1, UINT64_MAX, &image, 1).result,
+      CKF_LANE_DELTA_APPLIED);
+  cr_assert_eq(ckf_lane_apply_delta(&lane, &identity, &lease, UINT64_MAX, 0, &image, 1).result,
+               CKF_LANE_IGNORED_STALE);
+}
+
+/* Readers see whole words only, and only words that were written before readiness. */
+static ckf_lane shared_lane;
+static uint32_t stop;
+
+static void *read_words(void *unused) {
+  uint64_t checked = 0;
+  (void)unused;
+  while (!CKF_LOAD_ACQUIRE(&stop) || checked == 0) {
+    if (!ckf_lane_ready(&shared_lane))
+      continue;
+    for (size_t i = 0; i < BUCKETS; i++) {
+      const uint64_t word = CKF_LOAD_RELAXED(&memory[i]);
+      if (word == 0 || (word & 0xFFFFFFFF) != word >> 32)
+        return &stop; /* torn, or from before the snapshot */
+    }
+    checked++;
+  }
+  return NULL;
+}
+
+Test(ckf_lane, readers_never_see_a_torn_word) {
+  ckf_identity identity;
+  ckf_lease lease;
+  uint64_t words[BUCKETS];
+  pthread_t reader;
+  void *torn;
+  shared_lane = a_lane(&identity, &lease);
+  cr_assert_eq(ckf_lane_assign(&shared_lane, &identity, &lease), CKF_OK);
+  cr_assert_eq(pthread_create(&reader, NULL, read_words, NULL), 0);
+  for (size_t i = 0; i < BUCKETS; i++)
+    words[i] = UINT64_C(0x100000001);
+  ckf_lane_install(&shared_lane, &identity, &lease, 1, words, BUCKETS);
+  for (uint64_t sequence = 2; sequence < 20000; sequence++) {
+    ckf_image images[8];
+    for (size_t i = 0; i < 8; i++)
+      images[i] = (ckf_image){(uint32_t)((sequence + i * 16) % BUCKETS),
+                              sequence << 32 | (sequence & 0xFFFFFFFF)};
+    cr_assert_eq(
+        ckf_lane_apply_delta(&shared_lane, &identity, &lease, sequence - 1, sequence, images, 8)
+            .result,
+        CKF_LANE_DELTA_APPLIED);
+  }
+  CKF_STORE_RELEASE(&stop, 1);
+  pthread_join(reader, &torn);
+  cr_assert_null(torn);
+}
