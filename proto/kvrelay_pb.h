@@ -1,0 +1,130 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* kvrelay_pb.h - messages of dynamo.kvrelay.v1: bytes to and from the structs of kvrelay.h. */
+
+/*
+ *   uint8_t mem[65536];
+ *   kvrelay_pb_arena arena = {mem, sizeof mem, 0};
+ *   kvrelay_catalog_update update;
+ *   if (kvrelay_pb_decode_catalog(bytes, len, &arena, &update) == KVRELAY_OK)
+ *     kvrelay_consumer_feed_catalog(&consumer, call, &update, now_ns);
+ *   arena.used = 0;                                    // update is gone with it
+ *
+ *   ptrdiff_t need = kvrelay_pb_encode_catalog(&update, NULL, 0);
+ *
+ * nanopb reads and writes every message.  One exception is written here: FilterUpdate on its way
+ * out, whose identity part is the same for a whole stream, see kvrelay_pb_filter_prefix.
+ *
+ * What is decoded is lent: texts, digests' sources and payloads point into the input bytes, lists
+ * into the arena. No peer byte reaches a loop or an allocation beyond the bounds below; nothing
+ * here calls malloc.
+ */
+#ifndef KVRELAY_PB_H
+#define KVRELAY_PB_H
+
+#include "kvrelay.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Bounds of a reader.  Beyond them decoding ends with KVRELAY_ERR_LIMIT; nothing is cut silently.
+ */
+#define KVRELAY_PB_MESSAGE_MAX 8388608u /* bytes; kept by whoever receives, not here */
+#define KVRELAY_PB_TEXT_MAX 4096u       /* bytes of one string of a response */
+#define KVRELAY_PB_ENTRIES_MAX                                                                     \
+  65536u /* pools of a catalog or load window, entries of a readiness message */
+#define KVRELAY_PB_PARTS_MAX 4096u   /* registrations of a pool, members or adapters of an entry */
+#define KVRELAY_PB_ALIASES_MAX 1024u /* of one registration */
+#define KVRELAY_PB_ROLES_MAX 64u     /* of one list, repeats included */
+
+/* Memory for the lists of a decoded message.  The caller sets all three; `used` = 0 takes
+ * everything back. */
+typedef struct kvrelay_pb_arena {
+  void *mem;
+  size_t len;  /* bytes */
+  size_t used; /* bytes */
+} kvrelay_pb_arena;
+
+/*
+ * Declares for each message
+ *
+ *   int kvrelay_pb_decode_<name>(const uint8_t *bytes, size_t len, kvrelay_pb_arena *arena,
+ * kvrelay_<type> *out);
+ *
+ * which reads one whole message: any field order, unknown fields skipped, later scalars win,
+ * repeated message fields merge. `arena` may be NULL for a message without lists.  Strings are not
+ * checked to be UTF-8; the validators of kvrelay.h do that. Returns KVRELAY_OK;
+ * KVRELAY_ERR_TRUNCATED (the last field is cut off), KVRELAY_ERR_MALFORMED (not such a message),
+ * KVRELAY_ERR_LIMIT (a bound above: give the plane up), KVRELAY_ERR_NOSPACE (try again with a
+ * larger arena).  After an error `out` and arena->used are as before.
+ *
+ *   ptrdiff_t kvrelay_pb_encode_<name>(const kvrelay_<type> *m, uint8_t *out, size_t cap);
+ *
+ * which writes the canonical form: fields in number order, zero scalars left out, role lists
+ * packed.  Returns the length; with `out` = NULL only that, `cap` does not count then.
+ * KVRELAY_ERR_NOSPACE: cap is too small, `out` has no defined content; KVRELAY_ERR_ARG: a digest
+ * longer than its struct or more than KVRELAY_PB_ROLES_MAX roles, which can come only from the
+ * caller.
+ */
+#define KVRELAY_PB_MESSAGES(X)                                                                     \
+  X(info, kvrelay_relay_info)                                                                      \
+  X(catalog, kvrelay_catalog_update)                                                               \
+  X(filter, kvrelay_filter_update)                                                                 \
+  X(readiness, kvrelay_readiness_update)                                                           \
+  X(load, kvrelay_load_update)                                                                     \
+  X(producer, kvrelay_producer)                                                                    \
+  X(descriptor, kvrelay_descriptor)                                                                \
+  X(pool_id, kvrelay_pool_id)                                                                      \
+  X(ckf_format, kvrelay_ckf_format)                                                                \
+  X(endpoint, kvrelay_endpoint)                                                                    \
+  X(registration, kvrelay_registration)                                                            \
+  X(semantics, kvrelay_semantics)                                                                  \
+  X(topology_entry, kvrelay_topology_entry)
+
+#define KVRELAY_PB_DECLARE_(NAME, TYPE)                                                            \
+  KVRELAY_MUST_USE int kvrelay_pb_decode_##NAME(const uint8_t *bytes, size_t len,                  \
+                                                kvrelay_pb_arena *arena, TYPE *out);               \
+  KVRELAY_MUST_USE ptrdiff_t kvrelay_pb_encode_##NAME(const TYPE *m, uint8_t *out, size_t cap);
+KVRELAY_PB_MESSAGES(KVRELAY_PB_DECLARE_)
+#undef KVRELAY_PB_DECLARE_
+
+/*
+ * The request of `method` (enum kvrelay_method).  As the functions above, but a subscriber id may
+ * have any length and must be UTF-8, else KVRELAY_ERR_MALFORMED: for a request that is part of
+ * decoding (contract section 9).  KVRELAY_ERR_UNSUPPORTED: there is no such method.
+ */
+KVRELAY_MUST_USE int kvrelay_pb_decode_request(int32_t method, const uint8_t *bytes, size_t len,
+                                               kvrelay_request *out);
+/* By m->method; errors as above and KVRELAY_ERR_UNSUPPORTED. */
+KVRELAY_MUST_USE ptrdiff_t kvrelay_pb_encode_request(const kvrelay_request *m, uint8_t *out,
+                                                     size_t cap);
+
+/* ---- FilterUpdate by splice: prefix + head, payload, tail ---- */
+
+#define KVRELAY_PB_FILTER_PREFIX_CAP                                                               \
+  176 /* version, relay and producer with all numbers at their largest */
+#define KVRELAY_PB_FILTER_HEAD_CAP (KVRELAY_PB_FILTER_PREFIX_CAP + 56)
+#define KVRELAY_PB_FILTER_TAIL_LEN 6
+
+/* The part that all messages of one stream share. */
+typedef struct kvrelay_pb_filter_prefix {
+  uint8_t bytes[KVRELAY_PB_FILTER_PREFIX_CAP];
+  size_t len;
+} kvrelay_pb_filter_prefix;
+
+/* Takes envelope and producer of `m`.  KVRELAY_OK, or KVRELAY_ERR_ARG (marker not the contract's,
+ * digest too long); then nothing is written. */
+KVRELAY_MUST_USE int kvrelay_pb_filter_prefix_init(kvrelay_pb_filter_prefix *prefix,
+                                                   const kvrelay_filter_update *m);
+/* Everything before the payload's bytes, from the prefix and the numbers of `m`; returns its
+ * length. */
+size_t kvrelay_pb_filter_head(const kvrelay_pb_filter_prefix *prefix,
+                              const kvrelay_filter_update *m,
+                              uint8_t out[KVRELAY_PB_FILTER_HEAD_CAP]);
+/* Everything behind the payload: the marker. */
+extern const uint8_t kvrelay_pb_filter_tail[KVRELAY_PB_FILTER_TAIL_LEN];
+
+#ifdef __cplusplus
+}
+#endif
+#endif /* KVRELAY_PB_H */
