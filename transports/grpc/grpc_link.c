@@ -10,9 +10,10 @@
 #include <time.h>
 #include <unistd.h>
 
-#define INPUT_CAP ((size_t)262144)
+#define INPUT_CAP                                                                                  \
+  ((size_t)65536) /* larger ones fall out of the cache before they are taken apart */
 /* Reads and bytes written in one go before other links get their turn. */
-#define READS_PER_TURN 4
+#define READS_PER_TURN 16
 #define WRITE_PER_TURN ((size_t)4 << 20)
 #define WRITE_PIECES 64
 #define LINGER_NS UINT64_C(1000000000)

@@ -584,6 +584,10 @@ static int on_frame_sent(nghttp2_session *session, const nghttp2_frame *frame, v
       say(conn->server, KVRELAY_GRPC_LOG_WARN, "connection_error", conn,
           nghttp2_http2_strerror(frame->goaway.error_code));
       conn->link.closing = true;
+    } else if (conn->drain == DRAIN_NOTICE) {
+      /* Only now: a PING overtakes what waits, and its answer has to prove that the notice arrived.
+       */
+      return nghttp2_submit_ping(session, NGHTTP2_FLAG_NONE, drain_ping);
     }
     return 0;
   }
@@ -722,7 +726,6 @@ static void drain(connection *conn, uint64_t grace_ns) {
     conn->drain_until_ns = until;
     conn->drain_ping_ns = now + DRAIN_PING_NS;
     (void)nghttp2_submit_shutdown_notice(conn->link.session);
-    (void)nghttp2_submit_ping(conn->link.session, NGHTTP2_FLAG_NONE, drain_ping);
   }
   conn->drain_until_ns = earlier(conn->drain_until_ns, until);
   kvrelay_grpc_link_rearm(&conn->link);

@@ -1,0 +1,847 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The gRPC server against frames made by hand: what real peers do, and what they should not.
+ * Numbers in names are those of the specification. */
+#include <criterion/criterion.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "support/raw_http2.h"
+#include "support/toy_service.h"
+#include "transports/grpc/grpc_server.h"
+
+#define MS UINT64_C(1000000)
+#define TOY "/kvrelay.test.Toy/"
+
+static toy_service toy;
+static kvrelay_transport *server;
+static raw_http2 raw;
+static char logged[8192];
+
+static void on_log(void *context, int level, const char *event, const char *text) {
+  size_t n = strlen(logged);
+  (void)context;
+  snprintf(logged + n, sizeof logged - n, "%d %s %s\n", level, event, text);
+}
+
+static kvrelay_grpc_server_config config(void) {
+  kvrelay_grpc_server_config cfg = kvrelay_grpc_server_config_default();
+  cfg.bind = "127.0.0.1:0";
+  cfg.log = on_log;
+  return cfg;
+}
+
+static void start(const kvrelay_grpc_server_config *cfg) {
+  logged[0] = '\0';
+  toy_service_init(&toy);
+  cr_assert_eq(kvrelay_grpc_server_open(cfg, &toy.base, &server), KVRELAY_TRANSPORT_OK);
+  raw_open(&raw, kvrelay_grpc_server_port(server));
+}
+
+static void start_greeted(void) {
+  kvrelay_grpc_server_config cfg = config();
+  start(&cfg);
+  raw_greet(&raw);
+}
+
+/* Runs the server until its side is quiet for a moment. */
+static void settle(void) {
+  for (int quiet = 0; quiet < 3;)
+    quiet = server->run_once(server, 2 * MS) == 0 ? quiet + 1 : 0;
+}
+
+static void finish(void) {
+  raw_close(&raw);
+  settle();
+  cr_expect_eq(toy.opened, toy.closed, "each call is closed once");
+  cr_expect_eq(toy.broken, 0);
+  server->close(server);
+  toy_service_free(&toy);
+}
+
+/* The next frame that is not SETTINGS, WINDOW_UPDATE or an answer to them; false when the
+ * connection ended or nothing came for a while. */
+static bool next_frame(raw_http2 *r, raw_frame *frame, uint64_t wait_ms) {
+  uint64_t until = server->now_ns(server) + wait_ms * MS;
+  for (;;) {
+    while (raw_next(r, frame))
+      if (frame->type != RAW_SETTINGS && frame->type != RAW_WINDOW_UPDATE)
+        return true;
+    if (r->eof || server->now_ns(server) >= until)
+      return false;
+    server->run_once(server, 5 * MS);
+  }
+}
+
+static raw_frame frame_of(uint8_t type) {
+  raw_frame frame;
+  cr_assert(next_frame(&raw, &frame, 2000), "no frame of type %d", type);
+  cr_assert_eq(frame.type, type, "type %d, wanted %d, headers %s", frame.type, type, frame.headers);
+  return frame;
+}
+
+static bool has(const raw_frame *frame, const char *line) {
+  return strstr(frame->headers, line) != NULL;
+}
+
+/* A single header block with END_STREAM and this status. */
+static raw_frame only_trailers(const char *grpc_status_line) {
+  raw_frame f = frame_of(RAW_HEADERS);
+  cr_expect(f.flags & NGHTTP2_FLAG_END_STREAM);
+  cr_expect(has(&f, ":status: 200\n") && has(&f, "content-type: application/grpc\n"), "%s",
+            f.headers);
+  cr_expect(has(&f, grpc_status_line), "%s, wanted %s", f.headers, grpc_status_line);
+  return f;
+}
+
+/* HEADERS, one message, trailers with status 0. */
+static void expect_answer(raw_http2 *r, uint32_t stream, const void *message, size_t len) {
+  raw_frame f;
+  cr_assert(next_frame(r, &f, 2000));
+  cr_assert_eq(f.type, RAW_HEADERS);
+  cr_expect_eq(f.stream, stream);
+  cr_expect(has(&f, ":status: 200\n") && !(f.flags & NGHTTP2_FLAG_END_STREAM), "%s", f.headers);
+  cr_assert(next_frame(r, &f, 2000));
+  cr_assert_eq(f.type, RAW_DATA);
+  cr_assert_eq(f.len, 5 + len);
+  cr_expect_arr_eq(f.payload + 5, message, len);
+  cr_assert(next_frame(r, &f, 2000));
+  cr_assert_eq(f.type, RAW_HEADERS);
+  cr_expect(f.flags & NGHTTP2_FLAG_END_STREAM);
+  cr_expect_str_eq(f.headers, "grpc-status: 0\n");
+}
+
+static void expect_serving(void) {
+  raw_http2 other;
+  raw_open(&other, kvrelay_grpc_server_port(server));
+  raw_greet(&other);
+  raw_send_request(&other, 1, TOY "Echo", "", "still here", 10);
+  expect_answer(&other, 1, "still here", 10);
+  raw_close(&other);
+}
+
+#define HEAD                                                                                       \
+  ":method: POST\n:scheme: http\n:path: " TOY                                                      \
+  "Echo\n:authority: x\ncontent-type: application/grpc\n"
+
+/* ---- answers ---- */
+
+Test(grpc_wire, S20_unary) {
+  start_greeted();
+  raw_send_request(&raw, 1, TOY "Echo", "", "hello", 5);
+  expect_answer(&raw, 1, "hello", 5);
+  finish();
+}
+
+Test(grpc_wire, S21_refusal_is_one_header_block) {
+  start_greeted();
+  raw_send_request(&raw, 1, TOY "Refuse", "", "5 4 no \xE2\x98\xBA", 10);
+  raw_frame f = only_trailers("grpc-status: 5\n");
+  cr_expect(has(&f, "grpc-message: no %E2%98%BA\n"), "%s", f.headers);
+  cr_expect(has(&f, "kv-relay-error-reason: RELAY_ERROR_REASON_POOL_NOT_FOUND\n"), "%s", f.headers);
+  finish();
+}
+
+Test(grpc_wire, S21_no_reason_no_trailer) {
+  start_greeted();
+  raw_send_request(&raw, 1, TOY "Refuse", "", "13 0 ", 5);
+  raw_frame f = only_trailers("grpc-status: 13\n");
+  cr_expect_not(has(&f, "kv-relay-error-reason"));
+  cr_expect_not(has(&f, "grpc-message"));
+  finish();
+}
+
+Test(grpc_wire, reason_after_messages_travels_in_the_trailers) {
+  start_greeted();
+  raw_send_request(&raw, 1, TOY "End", "", "8 7 lagged", 10);
+  cr_expect_not(frame_of(RAW_HEADERS).flags & NGHTTP2_FLAG_END_STREAM);
+  cr_expect_eq(frame_of(RAW_DATA).len, 6);
+  raw_frame f = frame_of(RAW_HEADERS);
+  cr_expect_str_eq(f.headers, "grpc-status: 8\ngrpc-message: lagged\nkv-relay-error-reason: "
+                              "RELAY_ERROR_REASON_SUBSCRIBER_LAGGED\n");
+  finish();
+}
+
+Test(grpc_wire, S3_unknown_paths) {
+  static const char *const paths[] = {
+      "/", "/x", TOY "echo", TOY "Echo?x=1", "/other.Service/Echo", TOY "Echo/"};
+  start_greeted();
+  for (uint32_t i = 0; i < sizeof paths / sizeof *paths; i++) {
+    char lines[256];
+    snprintf(
+        lines, sizeof lines,
+        ":method: POST\n:scheme: http\n:path: %s\n:authority: x\ncontent-type: application/grpc\n",
+        paths[i]);
+    raw_send_headers(&raw, NGHTTP2_FLAG_END_STREAM, 2 * i + 1, lines);
+    only_trailers("grpc-status: 12\n");
+  }
+  cr_expect_eq(toy.opened, 0);
+  finish();
+}
+
+Test(grpc_wire, S25_headers_before_the_first_message) {
+  start_greeted();
+  raw_send_request(&raw, 1, TOY "Silent", "", "", 0);
+  raw_frame f = frame_of(RAW_HEADERS);
+  cr_expect(has(&f, ":status: 200\n"));
+  cr_expect_not(next_frame(&raw, &f, 30), "silence");
+  toy_service_release(&toy);
+  cr_expect_eq(frame_of(RAW_DATA).len, 5 + 8);
+  cr_expect_str_eq(frame_of(RAW_HEADERS).headers, "grpc-status: 0\n");
+  finish();
+}
+
+Test(grpc_wire, S24_reset_follows_early_trailers) {
+  start_greeted();
+  raw_send_headers(&raw, 0, 1, HEAD);
+  raw_send_frame(&raw, RAW_DATA, 0, 1, "\1\0\0\0\0", 5);
+  only_trailers("grpc-status: 13\n");
+  raw_frame f = frame_of(RAW_RST_STREAM);
+  cr_expect_arr_eq(f.payload, "\0\0\0\0", 4);
+  finish();
+}
+
+/* ---- requests ---- */
+
+Test(grpc_wire, S5_request_split_at_every_byte) {
+  static const uint8_t wire[] = "\0\0\0\0\13hello world";
+  const size_t len = sizeof wire - 1;
+  start_greeted();
+  uint32_t stream = 1;
+  for (size_t cut = 0; cut <= len; cut++, stream += 2) {
+    raw_send_headers(&raw, 0, stream, HEAD);
+    raw_send_frame(&raw, RAW_DATA, 0, stream, wire, cut);
+    settle();
+    raw_send_frame(&raw, RAW_DATA, NGHTTP2_FLAG_END_STREAM, stream, wire + cut, len - cut);
+    expect_answer(&raw, stream, "hello world", 11);
+  }
+  /* One byte per frame, each padded, with an empty frame behind it, END_STREAM late and alone. */
+  raw_send_headers(&raw, 0, stream, HEAD);
+  for (size_t i = 0; i < len; i++) {
+    const uint8_t padded[] = {3, wire[i], 0, 0, 0};
+    raw_send_frame(&raw, RAW_DATA, NGHTTP2_FLAG_PADDED, stream, padded, sizeof padded);
+    raw_send_frame(&raw, RAW_DATA, 0, stream, NULL, 0);
+  }
+  settle();
+  raw_send_frame(&raw, RAW_DATA, NGHTTP2_FLAG_END_STREAM, stream, NULL, 0);
+  expect_answer(&raw, stream, "hello world", 11);
+  finish();
+}
+
+Test(grpc_wire, S5_bytes_of_a_connection_one_by_one) {
+  /* A whole exchange, recorded from our own encoder, then sent in single bytes. */
+  int pair[2];
+  uint8_t bytes[1024];
+  raw_http2 recorder;
+  start_greeted();
+  raw_close(&raw);
+  cr_assert_eq(socketpair(AF_UNIX, SOCK_STREAM, 0, pair), 0);
+  raw_take(&recorder, pair[0]);
+  raw_greet(&recorder);
+  raw_send_request(&recorder, 1, TOY "Echo", "", "slowly", 6);
+  ssize_t n = read(pair[1], bytes, sizeof bytes);
+  cr_assert_gt(n, 60);
+  raw_open(&raw, kvrelay_grpc_server_port(server));
+  for (ssize_t i = 0; i < n; i++) {
+    raw_send(&raw, bytes + i, 1);
+    server->run_once(server, MS);
+  }
+  expect_answer(&raw, 1, "slowly", 6);
+  raw_close(&recorder);
+  close(pair[1]);
+  finish();
+}
+
+Test(grpc_wire, S6_exactly_one_request_message) {
+  start_greeted();
+  raw_send_headers(&raw, NGHTTP2_FLAG_END_STREAM, 1, HEAD);
+  raw_frame f = only_trailers("grpc-status: 13\n");
+  cr_expect_not(has(&f, "kv-relay-error-reason"));
+  raw_send_headers(&raw, 0, 3, HEAD);
+  raw_send_frame(&raw, RAW_DATA, NGHTTP2_FLAG_END_STREAM, 3, "\0\0\0\0\1a\0\0\0\0\1b", 12);
+  only_trailers("grpc-status: 13\n");
+  finish();
+}
+
+Test(grpc_wire, request_that_ends_inside_a_message) {
+  static const uint8_t wire[] = "\0\0\0\0\4abcd";
+  start_greeted();
+  for (uint32_t cut = 1; cut < sizeof wire - 1; cut++) {
+    raw_send_headers(&raw, 0, 2 * cut - 1, HEAD);
+    raw_send_frame(&raw, RAW_DATA, NGHTTP2_FLAG_END_STREAM, 2 * cut - 1, wire, cut);
+    only_trailers("grpc-status: 13\n");
+  }
+  finish();
+}
+
+Test(grpc_wire, S8_too_large_from_the_prefix_alone) {
+  static const uint8_t limit[] = {0, 0, 1, 0, 1}, huge[] = {0, 0xff, 0xff, 0xff, 0xff};
+  start_greeted();
+  raw_send_headers(&raw, 0, 1, HEAD);
+  raw_send_frame(&raw, RAW_DATA, 0, 1, limit, 5);
+  only_trailers("grpc-status: 8\n");
+  frame_of(RAW_RST_STREAM);
+  raw_send_headers(&raw, 0, 3, HEAD);
+  raw_send_frame(&raw, RAW_DATA, 0, 3, huge, 5);
+  only_trailers("grpc-status: 8\n");
+  frame_of(RAW_RST_STREAM);
+  cr_expect_eq(toy.messages, 0);
+  finish();
+}
+
+Test(grpc_wire, S2_S71_S4_what_headers_may_say) {
+#define POST ":method: POST\n:scheme: http\n:path: " TOY "Echo\n:authority: x\n"
+  static const struct {
+    const char *headers, *answer;
+  } cases[] = {
+      {POST, ":status: 415\n"},
+      {POST "content-type: application/json\n", ":status: 415\n"},
+      {POST "content-type: application/grpc-web\n", ":status: 415\n"},
+      {":method: GET\n:scheme: http\n:path: " TOY "Echo\n:authority: x\n", ":status: 405\n"},
+      {POST "content-type: application/grpc+json\n", "grpc-status: 12\n"},
+      {POST "content-type: application/grpc\ngrpc-encoding: gzip\n", "grpc-status: 12\n"},
+      {POST "content-type: application/grpc\ngrpc-encoding: gzip\n",
+       "grpc-accept-encoding: identity\n"},
+      {POST "content-type: application/grpc\ngrpc-timeout: 5x\n", "grpc-status: 13\n"},
+      {POST "content-type: application/grpc\ngrpc-timeout: 123456789S\n", "grpc-status: 13\n"},
+  };
+  start_greeted();
+  for (uint32_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    raw_send_headers(&raw, NGHTTP2_FLAG_END_STREAM, 2 * i + 1, cases[i].headers);
+    raw_frame f = frame_of(RAW_HEADERS);
+    cr_expect(f.flags & NGHTTP2_FLAG_END_STREAM);
+    cr_expect(has(&f, cases[i].answer), "%s answered with %s", cases[i].headers, f.headers);
+    if (strncmp(cases[i].answer, ":status", 7) == 0)
+      cr_expect_not(has(&f, "grpc-status"));
+  }
+  cr_expect_eq(toy.opened, 0);
+  finish();
+}
+
+Test(grpc_wire, S2_S72_what_is_fine) {
+  static const char *const more[] = {"grpc-encoding: identity\n", "grpc-timeout: 5S\n",
+                                     "x-other: 1\nx-other: 2\nx-bin: AAEC\n",
+                                     "grpc-accept-encoding: gzip\n"};
+  start_greeted();
+  for (uint32_t i = 0; i < sizeof more / sizeof *more; i++) {
+    raw_send_request(&raw, 2 * i + 1, TOY "Echo", more[i], "ok", 2);
+    expect_answer(&raw, 2 * i + 1, "ok", 2);
+  }
+  finish();
+}
+
+Test(grpc_wire, S10_large_headers) {
+  char *lines = malloc(40000);
+  start_greeted();
+  int n = sprintf(lines, "%sx-long: ", HEAD);
+  memset(lines + n, 'a', 15000);
+  strcpy(lines + n + 15000, "\n");
+  raw_send_headers(&raw, NGHTTP2_FLAG_END_STREAM, 1, lines);
+  only_trailers("grpc-status: 13\n"); /* read, and no message in it */
+  size_t len;
+  memset(lines + n, 'b', 30000);
+  strcpy(lines + n + 30000, "\n");
+  const uint8_t *block = raw_encode(&raw, lines, &len);
+  cr_assert_gt(len, 16384);
+  raw_send_frame(&raw, RAW_HEADERS, NGHTTP2_FLAG_END_STREAM, 3, block, 16384);
+  raw_send_frame(&raw, RAW_CONTINUATION, NGHTTP2_FLAG_END_HEADERS, 3, block + 16384, len - 16384);
+  raw_frame f = frame_of(RAW_HEADERS);
+  cr_expect(has(&f, ":status: 431\n"), "%s", f.headers);
+  expect_serving();
+  free(lines);
+  finish();
+}
+
+Test(grpc_wire, S4_a_silent_stream_ends_with_its_deadline) {
+  start_greeted();
+  raw_send_request(&raw, 1, TOY "Silent", "grpc-timeout: 30m\n", "", 0);
+  frame_of(RAW_HEADERS);
+  raw_frame f = frame_of(RAW_HEADERS);
+  cr_expect(has(&f, "grpc-status: 4\n"), "%s", f.headers);
+  cr_expect_eq(toy.open_now, 0);
+  /* And one without an answer yet. */
+  raw_send_headers(&raw, 0, 3, HEAD "grpc-timeout: 30m\n");
+  only_trailers("grpc-status: 4\n");
+  finish();
+}
+
+Test(grpc_wire, S4_a_stuck_stream_is_reset_at_its_deadline) {
+  start_greeted();
+  raw_send_request(&raw, 1, TOY "Count", "grpc-timeout: 60m\n", "5 1000000", 9);
+  raw_frame f;
+  size_t got = 0;
+  while (next_frame(&raw, &f, 2000) && f.type != RAW_RST_STREAM)
+    got += f.type == RAW_DATA ? f.len : 0;
+  cr_expect_eq(f.type, RAW_RST_STREAM);
+  cr_expect_arr_eq(f.payload, "\0\0\0\10", 4); /* CANCEL */
+  cr_expect_eq(got, 65535);
+  cr_expect_eq(toy.open_now, 0);
+  finish();
+}
+
+/* ---- flow ---- */
+
+Test(grpc_wire, back_pressure_is_not_pulling) {
+  start_greeted();
+  raw_send_request(&raw, 1, TOY "Count", "", "1000 995", 8); /* 1 000 bytes each on the wire */
+  settle();
+  cr_expect_eq(toy.pulled, 66, "pulled %ld messages into a window of 65 535", toy.pulled);
+  /* Another stream of the connection is not stopped by the connection's window. */
+  raw_send_frame(&raw, RAW_WINDOW_UPDATE, 0, 0, "\0\1\0\0", 4);
+  raw_frame f;
+  size_t got = 0;
+  while (got < 65535 && next_frame(&raw, &f, 2000))
+    got += f.type == RAW_DATA ? f.len : 0;
+  raw_send_request(&raw, 3, TOY "Echo", "", "past the slow one", 17);
+  expect_answer(&raw, 3, "past the slow one", 17);
+  cr_expect_eq(toy.pulled, 67);
+  /* Room for exactly two more messages. */
+  raw_send_frame(&raw, RAW_WINDOW_UPDATE, 0, 1, "\0\0\7\321", 4); /* 2 001 */
+  settle();
+  cr_expect_geq(toy.pulled, 69);
+  cr_expect_leq(toy.pulled, 70);
+  finish();
+}
+
+Test(grpc_wire, S46_window_changes_on_open_streams) {
+  start_greeted();
+  const uint8_t smaller[] = {0, 4, 0, 0, 0, 100}, larger[] = {0, 4, 0, 0, 0x40, 0};
+  raw_frame f;
+  size_t got = 0;
+  raw_send_request(&raw, 1, TOY "Count", "", "100 995", 7);
+  settle();
+  raw_send_frame(&raw, RAW_SETTINGS, 0, 0, smaller, 6); /* the stream's window is negative now */
+  raw_send_frame(&raw, RAW_WINDOW_UPDATE, 0, 0, "\0\20\0\0", 4);
+  while (next_frame(&raw, &f, 50))
+    got += f.type == RAW_DATA ? f.len : 0;
+  cr_expect_eq(got, 65535);
+  raw_send_frame(&raw, RAW_WINDOW_UPDATE, 0, 1, "\0\1\0\0", 4); /* 65 536 - 65 435 = 101 */
+  while (next_frame(&raw, &f, 50))
+    got += f.type == RAW_DATA ? f.len : 0;
+  cr_expect_eq(got, 65535 + 101);
+  raw_send_frame(&raw, RAW_SETTINGS, 0, 0, larger, 6);
+  raw_send_frame(&raw, RAW_WINDOW_UPDATE, 0, 1, "\0\1\0\0", 4);
+  while (next_frame(&raw, &f, 50) && !(f.flags & NGHTTP2_FLAG_END_STREAM))
+    got += f.type == RAW_DATA ? f.len : 0;
+  cr_expect_eq(got, 100000);
+  cr_expect_eq(f.type, RAW_HEADERS);
+  finish();
+}
+
+Test(grpc_wire, S48_frames_as_large_as_allowed) {
+  start_greeted();
+  const uint8_t settings[] = {0, 5, 0, 1,    0, 0,
+                              0, 4, 0, 0x40, 0, 0}; /* frames of 65 536, windows of 4 MiB */
+  raw_send_frame(&raw, RAW_SETTINGS, 0, 0, settings, sizeof settings);
+  raw_send_frame(&raw, RAW_WINDOW_UPDATE, 0, 0, "\0\100\0\0", 4);
+  raw_send_request(&raw, 1, TOY "Count", "", "1 1000000", 9);
+  raw_frame f;
+  size_t largest = 0, got = 0;
+  uint8_t wanted = 0;
+  while (next_frame(&raw, &f, 2000) && !(f.flags & NGHTTP2_FLAG_END_STREAM)) {
+    if (f.type != RAW_DATA)
+      continue;
+    largest = f.len > largest ? f.len : largest;
+    for (size_t i = got == 0 ? 5 : 0; i < f.len; i++)
+      cr_assert_eq(f.payload[i], wanted++);
+    got += f.len;
+  }
+  cr_expect_eq(got, 1000005);
+  cr_expect_eq(largest, 65536);
+  finish();
+}
+
+Test(grpc_wire, S11_reset_frees_the_call_at_once) {
+  start_greeted();
+  for (uint32_t i = 0; i < 200; i++) {
+    raw_send_request(&raw, 2 * i + 1, TOY "Silent", "", "", 0);
+    raw_send_frame(&raw, RAW_RST_STREAM, 0, 2 * i + 1, "\0\0\0\10", 4);
+  }
+  settle();
+  cr_expect_eq(toy.opened, 200);
+  cr_expect_eq(toy.open_now, 0);
+  expect_serving();
+  finish();
+}
+
+Test(grpc_wire, S27_too_many_streams) {
+  kvrelay_grpc_server_config cfg = config();
+  cfg.max_concurrent_streams = 2;
+  start(&cfg);
+  raw_greet(&raw);
+  for (uint32_t i = 0; i < 2; i++) {
+    raw_send_request(&raw, 2 * i + 1, TOY "Silent", "", "", 0);
+    frame_of(RAW_HEADERS);
+  }
+  raw_send_request(&raw, 5, TOY "Silent", "", "", 0);
+  raw_frame f = frame_of(RAW_RST_STREAM);
+  cr_expect_eq(f.stream, 5);
+  cr_expect_arr_eq(f.payload, "\0\0\0\7", 4);
+  finish();
+}
+
+/* ---- life of a connection ---- */
+
+Test(grpc_wire, S40_no_answer_to_a_ping) {
+  kvrelay_grpc_server_config cfg = config();
+  cfg.keepalive_interval_ns = 40 * MS;
+  cfg.keepalive_timeout_ns = 40 * MS;
+  start(&cfg);
+  raw_greet(&raw);
+  raw_send_request(&raw, 1, TOY "Silent", "", "", 0);
+  frame_of(RAW_HEADERS);
+  for (int i = 0; i < 3; i++) {
+    raw_frame f = frame_of(RAW_PING);
+    raw_send_frame(&raw, RAW_PING, NGHTTP2_FLAG_ACK, 0, f.payload, 8);
+  }
+  frame_of(RAW_PING);
+  raw_frame f;
+  cr_expect_not(next_frame(&raw, &f, 1000));
+  cr_expect(raw.eof);
+  cr_expect_eq(toy.open_now, 0);
+  finish();
+}
+
+Test(grpc_wire, S41_S42_too_many_pings) {
+  start_greeted();
+  raw_send_request(&raw, 1, TOY "Silent", "", "", 0);
+  frame_of(RAW_HEADERS);
+  /* The first, then two strikes, which are forgiven by a message that goes out. */
+  for (int i = 0; i < 3; i++) {
+    raw_send_frame(&raw, RAW_PING, 0, 0, "12345678", 8);
+    cr_expect(frame_of(RAW_PING).flags & NGHTTP2_FLAG_ACK);
+  }
+  raw_send_request(&raw, 3, TOY "Echo", "", "x", 1);
+  expect_answer(&raw, 3, "x", 1);
+  for (int i = 0; i < 4; i++)
+    raw_send_frame(&raw, RAW_PING, 0, 0, "12345678", 8);
+  raw_frame f;
+  do
+    cr_assert(next_frame(&raw, &f, 2000));
+  while (f.type == RAW_PING);
+  cr_assert_eq(f.type, RAW_GOAWAY);
+  cr_expect_arr_eq(f.payload + 4, "\0\0\0\13too_many_pings", 18);
+  cr_expect_eq(f.len, 22);
+  cr_expect_not(next_frame(&raw, &f, 2000));
+  cr_expect(raw.eof);
+  finish();
+}
+
+Test(grpc_wire, S44_orderly_stop) {
+  start_greeted();
+  raw_send_request(&raw, 1, TOY "Silent", "", "", 0);
+  frame_of(RAW_HEADERS);
+  server->stop(server, 2000 * MS);
+  raw_frame f = frame_of(RAW_GOAWAY);
+  cr_expect_arr_eq(f.payload, "\177\377\377\377\0\0\0\0", 8);
+  f = frame_of(RAW_PING);
+  /* A call that crossed the GOAWAY is refused so that it can go elsewhere. */
+  raw_send_request(&raw, 3, TOY "Echo", "", "x", 1);
+  raw_send_frame(&raw, RAW_PING, NGHTTP2_FLAG_ACK, 0, "kvdrain", 8);
+  bool refused = false, final = false;
+  while (!(refused && final) && next_frame(&raw, &f, 2000)) {
+    refused |= f.type == RAW_RST_STREAM && f.stream == 3 && memcmp(f.payload, "\0\0\0\7", 4) == 0;
+    final |= f.type == RAW_GOAWAY && memcmp(f.payload, "\0\0\0\3\0\0\0\0", 8) == 0;
+  }
+  cr_expect(refused && final);
+  toy_service_shutdown(&toy);
+  f = frame_of(RAW_HEADERS);
+  cr_expect_str_eq(f.headers, "grpc-status: 0\n");
+  cr_expect_not(next_frame(&raw, &f, 2000));
+  cr_expect(raw.eof);
+  raw_close(&raw);
+  uint64_t until = server->now_ns(server) + 2000 * MS;
+  int result = 0;
+  while (result != KVRELAY_TRANSPORT_CLOSED && server->now_ns(server) < until)
+    result = server->run_once(server, 10 * MS);
+  cr_expect_eq(result, KVRELAY_TRANSPORT_CLOSED);
+  cr_expect_eq(toy.open_now, 0);
+  server->close(server);
+}
+
+Test(grpc_wire, S44_a_peer_that_does_not_care_is_cut_after_the_grace_time) {
+  start_greeted();
+  raw_send_request(&raw, 1, TOY "Count", "", "100000 10000", 12); /* never read */
+  settle();
+  uint64_t start_ns = server->now_ns(server);
+  server->stop(server, 150 * MS);
+  int result = 0;
+  while (result != KVRELAY_TRANSPORT_CLOSED && server->now_ns(server) < start_ns + 5000 * MS)
+    result = server->run_once(server, 10 * MS);
+  uint64_t took_ms = (server->now_ns(server) - start_ns) / MS;
+  cr_expect_eq(result, KVRELAY_TRANSPORT_CLOSED);
+  cr_expect(took_ms >= 140 && took_ms < 1000, "%lu ms", (unsigned long)took_ms);
+  cr_expect_eq(toy.open_now, 0);
+  raw_close(&raw);
+  server->close(server);
+}
+
+Test(grpc_wire, S49_idle_connection) {
+  kvrelay_grpc_server_config cfg = config();
+  cfg.idle_timeout_ns = 50 * MS;
+  start(&cfg);
+  raw_greet(&raw);
+  raw_send_request(&raw, 1, TOY "Echo", "", "x", 1);
+  expect_answer(&raw, 1, "x", 1);
+  cr_expect_eq(frame_of(RAW_GOAWAY).payload[7], 0);
+  finish();
+}
+
+Test(grpc_wire, S45_old_connection) {
+  kvrelay_grpc_server_config cfg = config();
+  cfg.max_connection_age_ns = 50 * MS;
+  cfg.max_connection_age_grace_ns = 100 * MS;
+  start(&cfg);
+  raw_greet(&raw);
+  raw_send_request(&raw, 1, TOY "Silent", "", "", 0);
+  frame_of(RAW_HEADERS);
+  frame_of(RAW_GOAWAY);
+  frame_of(RAW_PING);
+  raw_frame f;
+  cr_expect_not(next_frame(&raw, &f, 1000));
+  cr_expect(raw.eof);
+  finish();
+}
+
+Test(grpc_wire, S115_slow_handshake_and_too_many_connections) {
+  kvrelay_grpc_server_config cfg = config();
+  cfg.handshake_timeout_ns = 60 * MS;
+  cfg.max_connections = 2;
+  start(&cfg);
+  raw_send(&raw, RAW_PREFACE, 10);
+  raw_http2 second, third;
+  raw_open(&second, kvrelay_grpc_server_port(server));
+  settle();
+  raw_open(&third, kvrelay_grpc_server_port(server));
+  raw_frame f;
+  cr_expect_not(next_frame(&third, &f, 1000));
+  cr_expect(third.eof, "one too many");
+  cr_expect_eq(kvrelay_grpc_server_connections(server), 2);
+  cr_expect_not(next_frame(&raw, &f, 1000));
+  cr_expect(raw.eof, "half a preface");
+  cr_expect_not(next_frame(&second, &f, 1000));
+  cr_expect(second.eof, "no preface at all");
+  expect_serving();
+  raw_close(&second);
+  raw_close(&third);
+  finish();
+}
+
+/* ---- what is not HTTP/2, and what breaks it ---- */
+
+Test(grpc_wire, S28_the_likely_mistake_is_logged) {
+  static const struct {
+    const char *bytes;
+    size_t len;
+    const char *word;
+  } cases[] = {{"GET / HTTP/1.1\r\n\r\n", 18, "HTTP/1.1"},
+               {"POST /x HTTP/1.1\r\n\r\n", 20, "HTTP/1.1"},
+               {"\x16\x03\x01\x00\xc8\x01\x00\x00", 8, "TLS"},
+               {"KVRF\1\1\0\0\0\0\0\0\0\0\0\0", 16, "raw transport"},
+               {"\0\0\0\0", 4, "not HTTP/2"},
+               {"PRI * HTTP/2.0\r\n\r\nSN", 20, "not HTTP/2"}};
+  kvrelay_grpc_server_config cfg = config();
+  start(&cfg);
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    raw_frame f;
+    raw_http2 odd;
+    logged[0] = '\0';
+    raw_open(&odd, kvrelay_grpc_server_port(server));
+    raw_send(&odd, cases[i].bytes, cases[i].len);
+    while (next_frame(&odd, &f, 1000))
+      continue;
+    cr_expect(odd.eof);
+    cr_expect(strstr(logged, cases[i].word) != NULL, "case %zu logged %s", i, logged);
+    raw_close(&odd);
+  }
+  expect_serving();
+  finish();
+}
+
+Test(grpc_wire, malformed_frames_end_one_connection_only) {
+  static const struct {
+    const char *name, *bytes;
+    size_t len;
+  } cases[] = {
+      {"frame longer than allowed", "\xff\xff\xff\0\0\0\0\0\1", 9},
+      {"SETTINGS on a stream", "\0\0\0\4\0\0\0\0\1", 9},
+      {"SETTINGS of a wrong length", "\0\0\5\4\0\0\0\0\0\0\0\0\0\0", 14},
+      {"PING of a wrong length", "\0\0\1\6\0\0\0\0\0x", 10},
+      {"DATA on stream 0", "\0\0\1\0\0\0\0\0\0x", 10},
+      {"DATA on a stream that never was", "\0\0\1\0\0\0\0\0\11x", 10},
+      {"headers that do not decompress", "\0\0\4\1\5\0\0\0\1\xff\xff\xff\xff", 13},
+      {"CONTINUATION out of nowhere", "\0\0\0\11\4\0\0\0\1", 9},
+      {"an even stream", "\0\0\1\1\5\0\0\0\2\x82", 10},
+      {"WINDOW_UPDATE of zero", "\0\0\4\10\0\0\0\0\0\0\0\0\0", 13},
+      {"window above 2^31 - 1", "\0\0\4\10\0\0\0\0\0\x7f\xff\xff\xff", 13},
+      {"initial window above 2^31 - 1", "\0\0\6\4\0\0\0\0\0\0\4\xff\xff\xff\xff", 15},
+      {"RST_STREAM of an idle stream", "\0\0\4\3\0\0\0\0\7\0\0\0\10", 13},
+      {"padding longer than the frame", "\0\0\2\0\10\0\0\0\1\xff\0", 11},
+      {"PUSH_PROMISE from a client", "\0\0\4\5\4\0\0\0\1\0\0\0\2", 13},
+  };
+  start_greeted();
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    raw_frame f;
+    raw_http2 odd;
+    bool goaway = false;
+    raw_open(&odd, kvrelay_grpc_server_port(server));
+    raw_greet(&odd);
+    if (strstr(cases[i].name, "padding") != NULL)
+      raw_send_headers(&odd, 0, 1, HEAD);
+    raw_send(&odd, cases[i].bytes, cases[i].len);
+    while (next_frame(&odd, &f, 2000))
+      goaway |= f.type == RAW_GOAWAY && f.payload[7] != 0;
+    cr_expect(odd.eof, "%s", cases[i].name);
+    cr_expect(goaway, "%s: no GOAWAY", cases[i].name);
+    raw_close(&odd);
+  }
+  expect_serving();
+  finish();
+}
+
+Test(grpc_wire, S110_S112_S114_floods_are_ended) {
+  static const char *const names[] = {"resets", "settings", "empty data", "window updates",
+                                      "priorities"};
+  start_greeted();
+  for (size_t kind = 0; kind < sizeof names / sizeof *names; kind++) {
+    raw_http2 odd;
+    raw_frame f;
+    bool goaway = false;
+    raw_open(&odd, kvrelay_grpc_server_port(server));
+    raw_greet(&odd);
+    raw_send_headers(&odd, 0, 1, HEAD);
+    for (uint32_t i = 0; i < 12000 && !odd.eof; i++) {
+      if (kind == 0) {
+        raw_send_headers(&odd, 0, 2 * i + 3, HEAD);
+        raw_send_frame(&odd, RAW_RST_STREAM, 0, 2 * i + 3, "\0\0\0\10", 4);
+      } else if (kind == 1) {
+        raw_send_frame(&odd, RAW_SETTINGS, 0, 0, NULL, 0);
+      } else if (kind == 2) {
+        raw_send_frame(&odd, RAW_DATA, 0, 1, NULL, 0);
+      } else if (kind == 3) {
+        raw_send_frame(&odd, RAW_WINDOW_UPDATE, 0, 0, "\0\0\0\1", 4);
+      } else {
+        raw_send_frame(&odd, RAW_PRIORITY, 0, 1, "\0\0\0\0\1", 5);
+      }
+      if (i % 64 == 0)
+        while (server->run_once(server, 0) > 0)
+          continue;
+    }
+    while (next_frame(&odd, &f, 500))
+      goaway |= f.type == RAW_GOAWAY && f.payload[7] != 0;
+    cr_expect(odd.eof && goaway, "%s", names[kind]);
+    raw_close(&odd);
+  }
+  expect_serving();
+  finish();
+}
+
+Test(grpc_wire, S111_endless_continuations) {
+  start_greeted();
+  raw_send_frame(&raw, RAW_HEADERS, 0, 1, NULL, 0);
+  for (int i = 0; i < 20; i++)
+    raw_send_frame(&raw, RAW_CONTINUATION, 0, 1, "\0\1x\1y", 5);
+  raw_frame f;
+  while (next_frame(&raw, &f, 1000))
+    continue;
+  cr_expect(raw.eof);
+  expect_serving();
+  finish();
+}
+
+Test(grpc_wire, altered_and_cut_sessions_leave_the_server_serving, .timeout = 60) {
+  int pair[2];
+  uint8_t good[2048], bad[2048];
+  raw_http2 recorder;
+  kvrelay_grpc_server_config cfg = config();
+  cfg.log = NULL;
+  cfg.handshake_timeout_ns = 20 * MS;
+  start(&cfg);
+  cr_assert_eq(socketpair(AF_UNIX, SOCK_STREAM, 0, pair), 0);
+  raw_take(&recorder, pair[0]);
+  raw_greet(&recorder);
+  raw_send_request(&recorder, 1, TOY "Count", "grpc-timeout: 50m\n", "40 100", 6);
+  raw_send_request(&recorder, 3, TOY "Silent", "", "", 0);
+  raw_send_frame(&recorder, RAW_PING, 0, 0, "12345678", 8);
+  raw_send_frame(&recorder, RAW_WINDOW_UPDATE, 0, 1, "\0\0\1\0", 4);
+  raw_send_frame(&recorder, RAW_RST_STREAM, 0, 3, "\0\0\0\10", 4);
+  raw_send_request(&recorder, 5, TOY "Chat", "", "abc", 3);
+  ssize_t len = read(pair[1], good, sizeof good);
+  cr_assert_gt(len, 100);
+  uint32_t dice = 12345;
+  for (int round = 0; round < 1500; round++) {
+    raw_http2 odd;
+    size_t n = (size_t)len;
+    memcpy(bad, good, n);
+    for (int flips = round % 4; flips > 0; flips--) {
+      dice = dice * 1664525 + 1013904223;
+      bad[24 + (dice >> 8) % (n - 24)] ^= (uint8_t)(1u << (dice >> 29));
+    }
+    if (round % 4 == 0)
+      n = (size_t)(round / 4) % n + 1; /* every prefix */
+    raw_open(&odd, kvrelay_grpc_server_port(server));
+    raw_send(&odd, bad, n);
+    for (int turn = 0; turn < 4; turn++)
+      server->run_once(server, 0);
+    raw_close(&odd);
+    if (round % 100 == 0)
+      settle();
+  }
+  expect_serving();
+  raw_close(&recorder);
+  close(pair[1]);
+  finish();
+}
+
+/* ---- addresses ---- */
+
+Test(grpc_wire, bind_addresses) {
+  static const struct {
+    const char *bind;
+    int result;
+  } cases[] = {{"127.0.0.1:0", KVRELAY_TRANSPORT_OK},
+               {"[::1]:0", KVRELAY_TRANSPORT_OK},
+               {"127.0.0.1", KVRELAY_TRANSPORT_ERR_ADDRESS},
+               {"127.0.0.1:", KVRELAY_TRANSPORT_ERR_ADDRESS},
+               {"127.0.0.1:65536", KVRELAY_TRANSPORT_ERR_ADDRESS},
+               {"127.0.0.1:http", KVRELAY_TRANSPORT_ERR_ADDRESS},
+               {":5561", KVRELAY_TRANSPORT_ERR_ADDRESS},
+               {"::1:5561", KVRELAY_TRANSPORT_ERR_ADDRESS},
+               {"", KVRELAY_TRANSPORT_ERR_ADDRESS},
+               {"unix:", KVRELAY_TRANSPORT_ERR_ADDRESS},
+               {"192.0.2.1:1", KVRELAY_TRANSPORT_ERR_BIND}};
+  kvrelay_grpc_server_config cfg = config();
+  toy_service_init(&toy);
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    kvrelay_transport *t = NULL;
+    cfg.bind = cases[i].bind;
+    int result = kvrelay_grpc_server_open(&cfg, &toy.base, &t);
+    cr_expect_eq(result, cases[i].result, "%s: %d", cases[i].bind, result);
+    if (t != NULL) {
+      char address[64];
+      kvrelay_grpc_server_address(t, address, sizeof address);
+      cr_expect_eq(strncmp(address, cases[i].bind, strlen(cases[i].bind) - 1), 0, "%s", address);
+      cr_expect_neq(kvrelay_grpc_server_port(t), 0);
+      t->close(t);
+    }
+  }
+}
+
+Test(grpc_wire, a_port_in_use_and_the_callers_errors) {
+  start_greeted();
+  char address[64];
+  kvrelay_transport *t = NULL;
+  kvrelay_grpc_server_config cfg = config();
+  kvrelay_grpc_server_address(server, address, sizeof address);
+  cfg.bind = address;
+  cr_expect_eq(kvrelay_grpc_server_open(&cfg, &toy.base, &t), KVRELAY_TRANSPORT_ERR_BIND);
+  cfg.bind = NULL;
+  cr_expect_eq(kvrelay_grpc_server_open(&cfg, &toy.base, &t), KVRELAY_TRANSPORT_ERR_ARG);
+  cfg.bind = "127.0.0.1:0";
+  cfg.output_threshold = 0;
+  cr_expect_eq(kvrelay_grpc_server_open(&cfg, &toy.base, &t), KVRELAY_TRANSPORT_ERR_ARG);
+  expect_serving();
+  finish();
+}
