@@ -1641,6 +1641,44 @@ static inline uint32_t ckf_row_next_(uint32_t row, uint32_t n) {
 
 /* ---- index: hash -> number ---- */
 
+static inline unsigned ckf_lowest_(uint32_t bits) {
+#if defined(__GNUC__)
+  return (unsigned)__builtin_ctz(bits);
+#else
+  unsigned i = 0;
+  while (!(bits >> i & 1)) {
+    i++;
+  }
+  return i;
+#endif
+}
+
+/* Bit i is set when ids[i] & mask equals want. */
+#if defined(__SSE2__) && defined(__GNUC__)
+typedef uint32_t ckf_four_ __attribute__((vector_size(16), may_alias));
+typedef float ckf_four_float_ __attribute__((vector_size(16)));
+
+static inline uint32_t ckf_row_match_(const uint32_t *ids, uint32_t want, uint32_t mask) {
+  const ckf_four_ *const fours = (const ckf_four_ *)(const void *)ids; /* rows are aligned to 64 */
+  const ckf_four_ wants = {want, want, want, want}, masks = {mask, mask, mask, mask};
+  uint32_t bits = 0;
+  unsigned i;
+  for (i = 0; i < 4; i++) {
+    const ckf_four_float_ equal = (ckf_four_float_)((fours[i] & masks) == wants);
+    bits |= (uint32_t)__builtin_ia32_movmskps(equal) << 4 * i;
+  }
+  return bits & ((1u << CKF_ROW_IDS_) - 1);
+}
+#else
+static inline uint32_t ckf_row_match_(const uint32_t *ids, uint32_t want, uint32_t mask) {
+  uint32_t bits = 0, i;
+  for (i = 0; i < CKF_ROW_IDS_; i++) {
+    bits |= (uint32_t)((ids[i] & mask) == want) << i;
+  }
+  return bits;
+}
+#endif
+
 static inline uint32_t *ckf_index_row_(const ckf_index_ *x, uint32_t row) {
   return x->rows + (size_t)row * 16;
 }
@@ -1653,18 +1691,48 @@ static inline void ckf_index_prefetch_(const ckf_index_ *x, uint64_t hash) {
   CKF_PREFETCH_(ckf_index_row_(x, ckf_row_of_(hash, x->row_count)));
 }
 
+/* Where a search stands: the row, and the ids in it that are still to be looked at. */
+typedef struct ckf_walk_ {
+  uint32_t row, steps, tag, bits;
+} ckf_walk_;
+
+static inline ckf_walk_ ckf_walk_start_(const ckf_index_ *x, uint64_t hash) {
+  ckf_walk_ w;
+  w.row = ckf_row_of_(hash, x->row_count);
+  w.steps = 0;
+  w.tag = (uint32_t)hash & ~x->id_mask;
+  w.bits = ckf_row_match_(ckf_index_row_(x, w.row), w.tag, ~x->id_mask);
+  return w;
+}
+
+/* The next id whose tag fits, or CKF_NONE_ after the last. */
+static inline uint32_t ckf_walk_next_(const ckf_index_ *x, ckf_walk_ *w) {
+  for (;;) {
+    const uint32_t *const ids = ckf_index_row_(x, w->row);
+    while (w->bits) {
+      const uint32_t entry = ids[ckf_lowest_(w->bits)];
+      w->bits &= w->bits - 1;
+      if (entry & x->id_mask) { /* a free place has tag 0 too */
+        return (entry & x->id_mask) - 1;
+      }
+    }
+    if (ids[CKF_ROW_IDS_] == 0 || ++w->steps == x->row_count) {
+      return CKF_NONE_;
+    }
+    w->row = ckf_row_next_(w->row, x->row_count);
+    w->bits = ckf_row_match_(ckf_index_row_(x, w->row), w->tag, ~x->id_mask);
+  }
+}
+
 /* Caller ensures that fewer ids are in than the table was sized for, so there is a free place. */
-static void ckf_index_insert_(ckf_index_ *x, uint64_t hash, uint32_t id) {
-  const uint32_t entry = ckf_index_entry_(x, hash, id);
+static inline void ckf_index_insert_(ckf_index_ *x, uint64_t hash, uint32_t id) {
   uint32_t row = ckf_row_of_(hash, x->row_count);
   for (;;) {
     uint32_t *const ids = ckf_index_row_(x, row);
-    uint32_t i;
-    for (i = 0; i < CKF_ROW_IDS_; i++) {
-      if (ids[i] == 0) {
-        ids[i] = entry;
-        return;
-      }
+    const uint32_t room = ckf_row_match_(ids, 0, UINT32_MAX);
+    if (room) {
+      ids[ckf_lowest_(room)] = ckf_index_entry_(x, hash, id);
+      return;
     }
     ids[CKF_ROW_IDS_]++;
     row = ckf_row_next_(row, x->row_count);
@@ -1672,17 +1740,15 @@ static void ckf_index_insert_(ckf_index_ *x, uint64_t hash, uint32_t id) {
 }
 
 /* Where (hash, id) is, or NULL; `unpass` takes its counts back on the way. */
-static uint32_t *ckf_index_locate_(ckf_index_ *x, uint64_t hash, uint32_t id, bool unpass) {
+static inline uint32_t *ckf_index_locate_(ckf_index_ *x, uint64_t hash, uint32_t id, bool unpass) {
   const uint32_t entry = ckf_index_entry_(x, hash, id);
   uint32_t row = ckf_row_of_(hash, x->row_count);
   uint32_t steps;
   for (steps = 0; steps < x->row_count; steps++) {
     uint32_t *const ids = ckf_index_row_(x, row);
-    uint32_t i;
-    for (i = 0; i < CKF_ROW_IDS_; i++) {
-      if (ids[i] == entry) {
-        return &ids[i];
-      }
+    const uint32_t here = ckf_row_match_(ids, entry, UINT32_MAX);
+    if (here) {
+      return &ids[ckf_lowest_(here)];
     }
     if (ids[CKF_ROW_IDS_] == 0) {
       break;
@@ -1694,7 +1760,7 @@ static uint32_t *ckf_index_locate_(ckf_index_ *x, uint64_t hash, uint32_t id, bo
 }
 
 /* The id must be in: a miss would spoil the counts, and callers have just found it. */
-static void ckf_index_erase_(ckf_index_ *x, uint64_t hash, uint32_t id) {
+static inline void ckf_index_erase_(ckf_index_ *x, uint64_t hash, uint32_t id) {
   uint32_t *const place = ckf_index_locate_(x, hash, id, true);
   if (place) {
     *place = 0;
@@ -1708,29 +1774,12 @@ static inline uint64_t ckf_member_hash_(const ckf_producer *p, const ckf_member 
 }
 
 static uint32_t ckf_member_find_(const ckf_producer *p, const ckf_member *m) {
-  const ckf_index_ *const x = &p->member_index_;
-  const uint64_t hash = ckf_member_hash_(p, m);
-  const uint32_t tag = (uint32_t)hash & ~x->id_mask;
-  uint32_t row = ckf_row_of_(hash, x->row_count);
-  uint32_t steps;
-  for (steps = 0; steps < x->row_count; steps++) {
-    const uint32_t *const ids = ckf_index_row_(x, row);
-    uint32_t i;
-    for (i = 0; i < CKF_ROW_IDS_; i++) {
-      const uint32_t id = (ids[i] ^ tag) - 1;
-      if (id < x->id_mask) {
-        const ckf_slot_ *const s = &p->slots_[id];
-        if (s->worker_id == m->worker_id && s->dp_rank == m->dp_rank) {
-          return id;
-        }
-      }
-    }
-    if (ids[CKF_ROW_IDS_] == 0) {
-      break;
-    }
-    row = ckf_row_next_(row, x->row_count);
+  ckf_walk_ walk = ckf_walk_start_(&p->member_index_, ckf_member_hash_(p, m));
+  uint32_t slot;
+  while ((slot = ckf_walk_next_(&p->member_index_, &walk)) != CKF_NONE_ &&
+         (p->slots_[slot].worker_id != m->worker_id || p->slots_[slot].dp_rank != m->dp_rank)) {
   }
-  return CKF_NONE_;
+  return slot;
 }
 
 /* A member without mappings; CKF_NONE_ when all slots are taken. */
@@ -1779,18 +1828,20 @@ static inline uint64_t ckf_block_canonical_(const ckf_block_cell_ *cell) {
   return (uint64_t)cell->canonical_hi << 32 | cell->canonical_lo;
 }
 
-static uint32_t ckf_block_find_(const ckf_producer *p, uint64_t canonical, uint64_t hash) {
+static inline uint32_t ckf_block_find_(const ckf_producer *p, uint64_t canonical, uint64_t hash) {
   const uint32_t lo = (uint32_t)canonical, hi = (uint32_t)(canonical >> 32);
   uint32_t row = ckf_row_of_(hash, p->block_row_count_);
   uint32_t steps;
   for (steps = 0; steps < p->block_row_count_; steps++) {
     const ckf_block_row_ *const r = &p->blocks_[row];
-    uint32_t i;
-    for (i = 0; i < CKF_ROW_CELLS_; i++) {
+    uint32_t i, here = 0;
+    for (i = 0; i < CKF_ROW_CELLS_; i++) { /* one branch at the end costs less than five */
       const ckf_block_cell_ *const cell = &r->cells[i];
-      if (cell->canonical_lo == lo && cell->canonical_hi == hi && cell->state != 0) {
-        return row * CKF_ID_STEP_ + i;
-      }
+      const uint32_t differs = (cell->canonical_lo ^ lo) | (cell->canonical_hi ^ hi);
+      here |= (uint32_t)(differs == 0 && cell->state != 0) << i;
+    }
+    if (here) {
+      return row * CKF_ID_STEP_ + ckf_lowest_(here);
     }
     if (r->past == 0) {
       break;
@@ -1838,28 +1889,19 @@ static inline uint64_t ckf_mapping_hash_(const ckf_producer *p, uint32_t slot, u
   return ckf_table_hash_(external, p->slots_[slot].salt);
 }
 
-static uint32_t ckf_mapping_find_(const ckf_producer *p, uint32_t slot, uint64_t external,
-                                  uint64_t hash) {
-  const ckf_index_ *const x = &p->mapping_index_;
-  const uint32_t tag = (uint32_t)hash & ~x->id_mask;
-  uint32_t row = ckf_row_of_(hash, x->row_count);
-  uint32_t steps;
-  for (steps = 0; steps < x->row_count; steps++) {
-    const uint32_t *const ids = ckf_index_row_(x, row);
-    uint32_t i;
-    for (i = 0; i < CKF_ROW_IDS_; i++) {
-      const uint32_t id = (ids[i] ^ tag) - 1;
-      if (id < x->id_mask && p->records_[id].external == external &&
-          p->chunks_[id / CKF_CHUNK_LEN_].slot == slot) {
-        return id;
-      }
-    }
-    if (ids[CKF_ROW_IDS_] == 0) {
-      break;
-    }
-    row = ckf_row_next_(row, x->row_count);
+static inline bool ckf_mapping_is_(const ckf_producer *p, uint32_t slot, uint64_t external,
+                                   uint32_t id) {
+  return p->records_[id].external == external && p->chunks_[id / CKF_CHUNK_LEN_].slot == slot;
+}
+
+static inline uint32_t ckf_mapping_find_(const ckf_producer *p, uint32_t slot, uint64_t external,
+                                         uint64_t hash) {
+  ckf_walk_ walk = ckf_walk_start_(&p->mapping_index_, hash);
+  uint32_t id;
+  while ((id = ckf_walk_next_(&p->mapping_index_, &walk)) != CKF_NONE_ &&
+         !ckf_mapping_is_(p, slot, external, id)) {
   }
-  return CKF_NONE_;
+  return id;
 }
 
 /* Number of the record behind the last one of a member, with a new chunk when the last is full.
@@ -1969,8 +2011,9 @@ static inline bool ckf_admit_(ckf_producer *p, ckf_block_cell_ *cell, uint64_t m
   return true;
 }
 
-/* Takes one owner from a block. Only damaged state makes it fail, and then nothing has changed. */
-static inline int ckf_disown_(ckf_producer *p, uint32_t block) {
+/* Takes one owner from a block; `mixed` is the filter's hash of it. Only damaged state makes it
+ * fail, and then nothing has changed. */
+static inline int ckf_disown_(ckf_producer *p, uint32_t block, uint64_t mixed) {
   ckf_block_cell_ *const cell = ckf_block_cell_of_(p, block);
   const uint32_t owners = cell->state & CKF_OWNERS_;
   if (CKF_UNLIKELY_(owners == 0)) {
@@ -1981,7 +2024,6 @@ static inline int ckf_disown_(ckf_producer *p, uint32_t block) {
     return CKF_OK;
   }
   if (cell->state & CKF_RESIDENT_) {
-    const uint64_t mixed = ckf_filter_mix_(&p->filter_, ckf_block_canonical_(cell));
     if (CKF_UNLIKELY_(ckf_filter_remove_mixed_(&p->filter_, mixed) != CKF_OK)) {
       return CKF_ERR_INVARIANT;
     }
@@ -2405,57 +2447,85 @@ int ckf_producer_stored(ckf_producer *p, const ckf_member *member, enum ckf_tier
   return ckf_event_end_(p, rc, out);
 }
 
-/* Asks for what the removal of each external will touch: index row, record, block row, filter word.
- * Every step serves all of a batch before the next one reads what the step before it asked for. */
-static void ckf_remove_prefetch_(const ckf_producer *p, uint32_t slot, const uint64_t *externals,
-                                 size_t n, uint64_t hash[CKF_BATCH_]) {
-  const ckf_slot_ *const s = &p->slots_[slot];
-  const uint32_t tail = s->tail * CKF_CHUNK_LEN_, in_tail = (s->count - 1) % CKF_CHUNK_LEN_ + 1;
-  uint32_t id[CKF_BATCH_];
+/* What is known of the records that a batch is about to remove. */
+typedef struct ckf_doomed_ {
+  uint32_t id[CKF_BATCH_]; /* CKF_NONE_: not mapped */
+  uint64_t hash[CKF_BATCH_];
+  uint64_t mixed[CKF_BATCH_];
+} ckf_doomed_;
+
+/* Asks for the block row and then for the filter word of each record. Every step serves the whole
+ * batch before the next one reads what the step before it asked for. */
+static inline void ckf_doomed_prefetch_(const ckf_producer *p, ckf_doomed_ *d, size_t n) {
   size_t i;
   for (i = 0; i < n; i++) {
-    hash[i] = ckf_mapping_hash_(p, slot, externals[i]);
-    ckf_index_prefetch_(&p->mapping_index_, hash[i]);
+    if (d->id[i] != CKF_NONE_) {
+      CKF_PREFETCH_(&p->blocks_[p->records_[d->id[i]].block / CKF_ID_STEP_]);
+    }
+  }
+  for (i = 0; i < n; i++) {
+    if (d->id[i] != CKF_NONE_) {
+      const ckf_block_cell_ *const cell = ckf_block_cell_of_(p, p->records_[d->id[i]].block);
+      d->mixed[i] = ckf_filter_mix_(&p->filter_, ckf_block_canonical_(cell));
+      CKF_PREFETCH_(&p->filter_.words_[ckf_filter_home_(&p->filter_, d->mixed[i])]);
+    }
+  }
+}
+
+/* Finds the records of a batch of externals. */
+static inline void ckf_remove_prepare_(const ckf_producer *p, uint32_t slot,
+                                       const uint64_t *externals, size_t n, ckf_doomed_ *d) {
+  const ckf_slot_ *const s = &p->slots_[slot];
+  const uint32_t tail = ckf_record_last_(s);
+  const uint32_t in_tail = tail % CKF_CHUNK_LEN_ + 1;
+  size_t i;
+  for (i = 0; i < n; i++) {
+    d->hash[i] = ckf_mapping_hash_(p, slot, externals[i]);
+    ckf_index_prefetch_(&p->mapping_index_, d->hash[i]);
     if (i < in_tail) { /* the record that will fill the hole has an index row too */
-      const uint64_t filler = p->records_[tail + in_tail - 1 - i].external;
-      ckf_index_prefetch_(&p->mapping_index_, ckf_mapping_hash_(p, slot, filler));
+      ckf_index_prefetch_(&p->mapping_index_,
+                          ckf_mapping_hash_(p, slot, p->records_[tail - i].external));
     }
   }
   for (i = 0; i < n; i++) {
-    id[i] = ckf_mapping_find_(p, slot, externals[i], hash[i]);
-    if (id[i] != CKF_NONE_) {
-      CKF_PREFETCH_(&p->blocks_[p->records_[id[i]].block / CKF_ID_STEP_]);
-    }
+    d->id[i] = ckf_mapping_find_(p, slot, externals[i], d->hash[i]);
   }
-  for (i = 0; i < n; i++) {
-    if (id[i] != CKF_NONE_) {
-      const ckf_block_cell_ *const cell = ckf_block_cell_of_(p, p->records_[id[i]].block);
-      const uint64_t mixed = ckf_filter_mix_(&p->filter_, ckf_block_canonical_(cell));
-      CKF_PREFETCH_(&p->filter_.words_[ckf_filter_home_(&p->filter_, mixed)]);
-    }
-  }
+  ckf_doomed_prefetch_(p, d, n);
+}
+
+/* The record of an external now: where it was when the batch was prepared, unless a removal since
+ * then took it away or let it fill a hole. */
+static inline uint32_t ckf_remove_recheck_(const ckf_producer *p, uint32_t slot, uint64_t external,
+                                           uint64_t hash, uint32_t id) {
+  const ckf_slot_ *const s = &p->slots_[slot];
+  const bool there = id != CKF_NONE_ && ckf_mapping_is_(p, slot, external, id) &&
+                     (id / CKF_CHUNK_LEN_ != s->tail || id <= ckf_record_last_(s));
+  return there ? id : ckf_mapping_find_(p, slot, external, hash);
 }
 
 static int ckf_remove_run_(ckf_producer *p, const ckf_member *m, const uint64_t *externals,
                            size_t n, ckf_outcome *out) {
   const uint32_t slot = ckf_member_find_(p, m);
-  uint64_t hash[CKF_BATCH_];
+  ckf_doomed_ d;
   size_t at = 0;
   int first = CKF_OK;
   while (slot != CKF_NONE_ && at < n && p->slots_[slot].count > 0) {
     const size_t step = n - at < CKF_BATCH_ ? n - at : CKF_BATCH_;
     size_t i;
-    ckf_remove_prefetch_(p, slot, externals + at, step, hash);
+    ckf_remove_prepare_(p, slot, externals + at, step, &d);
     for (i = 0; i < step; i++) {
-      const uint32_t id = ckf_mapping_find_(p, slot, externals[at + i], hash[i]);
+      uint32_t id = d.id[i];
       int rc;
+      if (id != CKF_NONE_) {
+        id = ckf_remove_recheck_(p, slot, externals[at + i], d.hash[i], id);
+      }
       if (id == CKF_NONE_) {
         out->unknown++;
         continue;
       }
-      rc = ckf_disown_(p, p->records_[id].block);
+      rc = ckf_disown_(p, p->records_[id].block, d.mixed[i]);
       if (rc == CKF_OK) {
-        ckf_mapping_erase_(p, slot, id, hash[i]);
+        ckf_mapping_erase_(p, slot, id, d.hash[i]);
         out->unmapped++;
       } else if (first == CKF_OK) {
         first = rc;
@@ -2491,27 +2561,25 @@ int ckf_producer_removed(ckf_producer *p, const ckf_member *member, enum ckf_tie
 /* Drops all mappings of a member from the last to the first, so no record has to move. */
 static int ckf_clear_slot_(ckf_producer *p, uint32_t slot, uint32_t *unmapped) {
   ckf_slot_ *const s = &p->slots_[slot];
-  uint32_t ready = 0; /* mappings from the end whose memory was asked for */
+  ckf_doomed_ d;
   while (s->count > 0) {
-    const uint32_t id = ckf_record_last_(s);
-    const ckf_record_ record = p->records_[id];
-    int rc;
-    if (ready == 0) {
-      const uint32_t here = id % CKF_CHUNK_LEN_ + 1;
-      ready = here < CKF_BATCH_ ? here : CKF_BATCH_;
-      for (uint32_t i = 0; i < ready; i++) {
-        const ckf_record_ *const r = &p->records_[id - i];
-        ckf_index_prefetch_(&p->mapping_index_, ckf_mapping_hash_(p, slot, r->external));
-        CKF_PREFETCH_(&p->blocks_[r->block / CKF_ID_STEP_]);
+    const uint32_t last = ckf_record_last_(s), in_tail = last % CKF_CHUNK_LEN_ + 1;
+    const uint32_t step = in_tail < CKF_BATCH_ ? in_tail : CKF_BATCH_;
+    uint32_t i;
+    for (i = 0; i < step; i++) {
+      d.id[i] = last - i;
+      d.hash[i] = ckf_mapping_hash_(p, slot, p->records_[last - i].external);
+      ckf_index_prefetch_(&p->mapping_index_, d.hash[i]);
+    }
+    ckf_doomed_prefetch_(p, &d, step);
+    for (i = 0; i < step; i++) {
+      const int rc = ckf_disown_(p, p->records_[d.id[i]].block, d.mixed[i]);
+      if (rc != CKF_OK) {
+        return rc;
       }
+      ckf_mapping_erase_(p, slot, d.id[i], d.hash[i]);
+      (*unmapped)++;
     }
-    rc = ckf_disown_(p, record.block);
-    if (rc != CKF_OK) {
-      return rc;
-    }
-    ckf_mapping_erase_(p, slot, id, ckf_mapping_hash_(p, slot, record.external));
-    (*unmapped)++;
-    ready--;
   }
   ckf_member_drop_if_empty_(p, slot);
   return CKF_OK;
@@ -3064,8 +3132,8 @@ ptrdiff_t ckf_cbi1_delta_encode(const ckf_format *format, uint64_t dc_id, uint64
   ckf_put_(body, base_epoch, 8);
   ckf_put_(body + 8, image_count, 4);
   for (i = 0; i < image_count; i++, at += CKF_CBI1_IMAGE_BYTES) {
-    ckf_put_(at, images[i].bucket, 4);
-    ckf_put_(at + 4, images[i].word, 8);
+    ckf_xxh3_write64(at, images[i].bucket); /* the word overwrites the upper half */
+    ckf_xxh3_write64(at + 4, images[i].word);
   }
   ckf_cbi1_header_(out, format, CKF_CBI1_DELTA, dc_id, epoch,
                    (uint32_t)ckf_xxh3_64(body, size - CKF_CBI1_HEADER_BYTES, 0));
@@ -3225,7 +3293,8 @@ static int ckf_cbi1_delta_body_(ckf_cbi1_frame *view, const uint8_t *body, size_
   view->image_count = (uint32_t)count;
   view->data = body + 12;
   for (i = 0; i < view->image_count; i++) {
-    if (ckf_get_(view->data + (size_t)i * CKF_CBI1_IMAGE_BYTES, 4) >= view->format.bucket_count) {
+    if (ckf_xxh3_read32(view->data + (size_t)i * CKF_CBI1_IMAGE_BYTES) >=
+        view->format.bucket_count) {
       return CKF_ERR_MALFORMED;
     }
   }
@@ -3311,13 +3380,13 @@ int ckf_cbi1_decode(const ckf_format *expected, const uint8_t *bytes, size_t len
 ckf_image ckf_cbi1_image(const ckf_cbi1_frame *view, size_t i) {
   const uint8_t *const at = view->data + i * CKF_CBI1_IMAGE_BYTES;
   ckf_image image;
-  image.bucket = (uint32_t)ckf_get_(at, 4);
-  image.word = ckf_get_(at + 4, 8);
+  image.bucket = (uint32_t)ckf_xxh3_read32(at);
+  image.word = ckf_xxh3_read64(at + 4);
   return image;
 }
 
 uint64_t ckf_cbi1_word(const ckf_cbi1_frame *view, size_t i) {
-  return ckf_get_(view->data + i * 8, 8);
+  return ckf_xxh3_read64(view->data + i * 8);
 }
 
 /* ==== assembly (impl) ==== */
