@@ -1,26 +1,35 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* transport.h - what every carrier of the contract offers, and what it asks of the program behind it. */
+/* transport.h - what every carrier of the contract offers, and what it asks of the program behind
+ * it. */
 
 /*
- * Three parties meet here.  A *transport* (grpc/, mem/, later tcp/) owns sockets, timers and memory.  A *service* is what a server
- * transport asks about each call; service.h binds a kvrelay_relay to it.  A *caller* is what a client transport reports to;
- * client.h binds a kvrelay_consumer to it.  All of it runs in one thread: the one that runs the loop.
+ * Three parties meet here.  A *transport* (grpc/, mem/, later tcp/) owns sockets, timers and
+ * memory.  A *service* is what a server transport asks about each call; service.h binds a
+ * kvrelay_relay to it.  A *caller* is what a client transport reports to; client.h binds a
+ * kvrelay_consumer to it.  All of it runs in one thread: the one that runs the loop.
  *
  * The numbered contract:
- *  1. A transport never looks into a message.  Messages are whole: it frames, splits and joins them.
- *  2. Bytes handed over by `pull` are valid until the transport calls the service again or returns to its loop, whichever is first:
- *     it copies them at once.  Bytes handed to `message` are valid during that call.
- *  3. A transport pulls a call only while it can take one more message: when the message before has left its own queue for
- *     that call and its unsent output is below its bound.  Back-pressure is nothing but not pulling.
- *  4. `pull` answers NONE, MESSAGE or END.  After NONE the transport waits until the service calls `wake` for that call.  After END
- *     it sends the status and calls `close`.  Zero never means "end" and never means "error".
- *  5. `close` is called exactly once for every call that `open` accepted, whatever ended it, and nothing is called for it afterwards.
+ *  1. A transport never looks into a message.  Messages are whole: it frames, splits and joins
+ * them.
+ *  2. Bytes handed over by `pull` are valid until the transport calls the service again or returns
+ * to its loop, whichever is first: it copies them at once.  Bytes handed to `message` are valid
+ * during that call.
+ *  3. A transport pulls a call only while it can take one more message: when the message before has
+ * left its own queue for that call and its unsent output is below its bound.  Back-pressure is
+ * nothing but not pulling.
+ *  4. `pull` answers NONE, MESSAGE or END.  After NONE the transport waits until the service calls
+ * `wake` for that call.  After END it sends the status and calls `close`.  Zero never means "end"
+ * and never means "error".
+ *  5. `close` is called exactly once for every call that `open` accepted, whatever ended it, and
+ * nothing is called for it afterwards.
  *  6. A refused `open` has no `close`.
  *  7. `now_ns` is the transport's monotonic clock; one clock for all transports of a loop.
- *  8. run_once waits at most `timeout_ns` and returns 1 when something happened, 0 on time-out, negative on error; never blocks longer.
- *  9. wake may be called from any thread or signal handler: run_once returns soon.  Everything else belongs to the loop's thread.
- * 10. After `stop` the transport takes no new calls and ends when the last one is gone or the grace time is over; then run_once
- *     returns KVRELAY_TRANSPORT_CLOSED.
+ *  8. run_once waits at most `timeout_ns` and returns 1 when something happened, 0 on time-out,
+ * negative on error; never blocks longer.
+ *  9. wake may be called from any thread or signal handler: run_once returns soon.  Everything else
+ * belongs to the loop's thread.
+ * 10. After `stop` the transport takes no new calls and ends when the last one is gone or the grace
+ * time is over; then run_once returns KVRELAY_TRANSPORT_CLOSED.
  */
 #ifndef KVRELAY_TRANSPORT_H
 #define KVRELAY_TRANSPORT_H
@@ -69,19 +78,23 @@ typedef struct kvrelay_parts {
 typedef struct kvrelay_service kvrelay_service;
 struct kvrelay_service {
   /*
-   * A call arrived.  `path` is ":path", not terminated.  KVRELAY_OK: `*handle` is the service's name for it.  KVRELAY_ERR_REFUSED: `status` is
-   * sent as a trailers-only answer (UNIMPLEMENTED for a path it does not know).
+   * A call arrived.  `path` is ":path", not terminated.  KVRELAY_OK: `*handle` is the service's
+   * name for it.  KVRELAY_ERR_REFUSED: `status` is sent as a trailers-only answer (UNIMPLEMENTED
+   * for a path it does not know).
    */
-  int (*open)(kvrelay_service *self, kvrelay_call *call, const uint8_t *path, size_t path_len, uint64_t now_ns, void **handle,
-              kvrelay_status *status);
-  /* One whole request message.  KVRELAY_OK, or KVRELAY_ERR_REFUSED with a status that ends the call. */
-  int (*message)(kvrelay_service *self, void *handle, const uint8_t *bytes, size_t len, uint64_t now_ns, kvrelay_status *status);
+  int (*open)(kvrelay_service *self, kvrelay_call *call, const uint8_t *path, size_t path_len,
+              uint64_t now_ns, void **handle, kvrelay_status *status);
+  /* One whole request message.  KVRELAY_OK, or KVRELAY_ERR_REFUSED with a status that ends the
+   * call. */
+  int (*message)(kvrelay_service *self, void *handle, const uint8_t *bytes, size_t len,
+                 uint64_t now_ns, kvrelay_status *status);
   /* The client sent its last message.  As `message`. */
   int (*half_close)(kvrelay_service *self, void *handle, uint64_t now_ns, kvrelay_status *status);
   /* True once response headers may go out although no message is there yet (grpc S25). */
   bool (*admitted)(kvrelay_service *self, void *handle);
   /* enum kvrelay_pull; with END `status` is filled. */
-  int (*pull)(kvrelay_service *self, void *handle, uint64_t now_ns, kvrelay_parts *parts, kvrelay_status *status);
+  int (*pull)(kvrelay_service *self, void *handle, uint64_t now_ns, kvrelay_parts *parts,
+              kvrelay_status *status);
   void (*close)(kvrelay_service *self, void *handle, uint64_t now_ns);
 };
 
@@ -90,18 +103,24 @@ struct kvrelay_service {
 enum kvrelay_connection_state {
   KVRELAY_CONNECTION_CONNECTING = 1,
   KVRELAY_CONNECTION_READY,
-  KVRELAY_CONNECTION_FAILED, /* `err`, `text`; next attempt at `retry_ns` (KVRELAY_TIME_NONE: none) */
+  KVRELAY_CONNECTION_FAILED, /* `err`, `text`; next attempt at `retry_ns` (KVRELAY_TIME_NONE: none)
+                              */
   KVRELAY_CONNECTION_CLOSED
 };
 
-/* What a client transport reports; `self` is its first argument everywhere.  Call numbers are chosen by the caller, not 0. */
+/* What a client transport reports; `self` is its first argument everywhere.  Call numbers are
+ * chosen by the caller, not 0. */
 typedef struct kvrelay_caller kvrelay_caller;
 struct kvrelay_caller {
-  void (*connection)(kvrelay_caller *self, int state, int err, const char *text, uint64_t retry_ns, uint64_t now_ns);
-  void (*admitted)(kvrelay_caller *self, uint32_t call, uint64_t now_ns); /* response headers arrived */
+  void (*connection)(kvrelay_caller *self, int state, int err, const char *text, uint64_t retry_ns,
+                     uint64_t now_ns);
+  void (*admitted)(kvrelay_caller *self, uint32_t call,
+                   uint64_t now_ns); /* response headers arrived */
   /* One whole message; valid during the call. */
-  void (*message)(kvrelay_caller *self, uint32_t call, const uint8_t *bytes, size_t len, uint64_t now_ns);
-  /* The call is over; never follows a cancel.  A broken connection ends every open call with UNAVAILABLE before `connection` is told. */
+  void (*message)(kvrelay_caller *self, uint32_t call, const uint8_t *bytes, size_t len,
+                  uint64_t now_ns);
+  /* The call is over; never follows a cancel.  A broken connection ends every open call with
+   * UNAVAILABLE before `connection` is told. */
   void (*end)(kvrelay_caller *self, uint32_t call, const kvrelay_status *status, uint64_t now_ns);
 };
 
@@ -109,8 +128,10 @@ struct kvrelay_caller {
 typedef struct kvrelay_client_transport kvrelay_client_transport;
 struct kvrelay_client_transport {
   kvrelay_transport base;
-  /* Sends one request message and half-closes.  KVRELAY_TRANSPORT_OK, _ERR_CONNECT (not ready), _ERR_LIMIT, _ERR_ARG (number in use). */
-  int (*call)(kvrelay_client_transport *t, uint32_t call, const char *path, const uint8_t *request, size_t len);
+  /* Sends one request message and half-closes.  KVRELAY_TRANSPORT_OK, _ERR_CONNECT (not ready),
+   * _ERR_LIMIT, _ERR_ARG (number in use). */
+  int (*call)(kvrelay_client_transport *t, uint32_t call, const char *path, const uint8_t *request,
+              size_t len);
   void (*cancel)(kvrelay_client_transport *t, uint32_t call); /* unknown numbers are ignored */
   /* Closes the connection and opens a new one (after the backoff). */
   void (*reconnect)(kvrelay_client_transport *t);

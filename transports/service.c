@@ -1,0 +1,289 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+#include "service.h"
+
+#include "call_map.h"
+#include "kvrelay_pb.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+/* One call, from open to close. */
+typedef struct service_call {
+  kvrelay_call_node node; /* in `calls`, by the relay's number, while `admitted` */
+  kvrelay_call *transport_call;
+  int32_t method;
+  bool requested; /* the request message is there */
+  bool opened;    /* the relay knows the call */
+  bool prefixed;
+  uint8_t *bytes; /* of the request, which points into them */
+  kvrelay_request request;
+  kvrelay_pb_filter_prefix prefix;
+} service_call;
+
+struct kvrelay_relay_service {
+  kvrelay_service base;
+  kvrelay_relay_service_config cfg;
+  kvrelay_relay_service_stats stats;
+  kvrelay_call_map calls;
+  /* The newest catalog, encoded; all its subscribers get the same bytes. */
+  uint8_t *catalog;
+  size_t catalog_cap, catalog_len;
+  uint64_t catalog_revision;
+  /* What comes before a filter's payload, or a whole RelayInfo; lent out until the next pull. */
+  uint8_t head[KVRELAY_PB_FILTER_HEAD_CAP];
+};
+
+/* Ends a call without a reason, which belongs to errors of the contract. */
+static int refuse(kvrelay_status *status, int32_t grpc, const char *text) {
+  status->grpc = grpc;
+  status->reason = KVRELAY_REASON_NONE;
+  snprintf(status->text, sizeof status->text, "%s", text);
+  return KVRELAY_ERR_REFUSED;
+}
+
+/* ---- requests ---- */
+
+static int service_open(kvrelay_service *self, kvrelay_call *call, const uint8_t *path,
+                        size_t path_len, uint64_t now_ns, void **handle, kvrelay_status *status) {
+  (void)now_ns;
+  kvrelay_relay_service *s = (kvrelay_relay_service *)self;
+  const int32_t method = kvrelay_method_from_path(path, path_len);
+  /* A method whose request has no codec is one of a later contract. */
+  const kvrelay_request probe = {.method = method};
+  if (kvrelay_pb_encode_request(&probe, NULL, 0) < 0) {
+    s->stats.unknown_methods++;
+    return refuse(status, KVRELAY_GRPC_UNIMPLEMENTED, "unknown method");
+  }
+  service_call *c = calloc(1, sizeof *c);
+  if (!c)
+    return refuse(status, KVRELAY_GRPC_RESOURCE_EXHAUSTED, "out of memory");
+  s->stats.requests++;
+  c->transport_call = call;
+  c->method = method;
+  *handle = c;
+  return KVRELAY_OK;
+}
+
+static int service_message(kvrelay_service *self, void *handle, const uint8_t *bytes, size_t len,
+                           uint64_t now_ns, kvrelay_status *status) {
+  (void)now_ns;
+  kvrelay_relay_service *s = (kvrelay_relay_service *)self;
+  service_call *c = handle;
+  if (c->requested) {
+    s->stats.cardinality++;
+    return refuse(status, KVRELAY_GRPC_INTERNAL, "more than one request message");
+  }
+  c->bytes = malloc(len + 1);
+  if (!c->bytes)
+    return refuse(status, KVRELAY_GRPC_RESOURCE_EXHAUSTED, "out of memory");
+  if (len)
+    memcpy(c->bytes, bytes, len);
+  const int err = kvrelay_pb_decode_request(c->method, c->bytes, len, &c->request);
+  if (err) {
+    s->stats.undecodable++;
+    return refuse(status, KVRELAY_GRPC_INTERNAL, "the request does not decode");
+  }
+  c->requested = true;
+  return KVRELAY_OK;
+}
+
+static int service_half_close(kvrelay_service *self, void *handle, uint64_t now_ns,
+                              kvrelay_status *status) {
+  kvrelay_relay_service *s = (kvrelay_relay_service *)self;
+  service_call *c = handle;
+  if (!c->requested) {
+    s->stats.cardinality++;
+    return refuse(status, KVRELAY_GRPC_INTERNAL, "no request message");
+  }
+  uint64_t number;
+  const int err = kvrelay_relay_call_open(s->cfg.relay, &c->request, now_ns, &number, status);
+  free(c->bytes);
+  c->bytes = NULL;
+  if (err == KVRELAY_ERR_REFUSED)
+    return err;
+  if (err)
+    return refuse(status, KVRELAY_GRPC_INTERNAL, kvrelay_strerror(err));
+  c->opened = true;
+  kvrelay_call_map_add(&s->calls, &c->node, number);
+  return KVRELAY_OK;
+}
+
+static bool service_admitted(kvrelay_service *self, void *handle) {
+  const kvrelay_relay_service *s = (const kvrelay_relay_service *)self;
+  const service_call *c = handle;
+  return c->opened && kvrelay_relay_call_admitted(s->cfg.relay, c->node.number);
+}
+
+static void service_close(kvrelay_service *self, void *handle, uint64_t now_ns) {
+  kvrelay_relay_service *s = (kvrelay_relay_service *)self;
+  service_call *c = handle;
+  if (c->opened) {
+    kvrelay_relay_call_close(s->cfg.relay, c->node.number, now_ns);
+    kvrelay_call_map_remove(&s->calls, &c->node);
+  }
+  free(c->bytes);
+  free(c);
+}
+
+/* ---- messages ---- */
+
+static void add_part(kvrelay_parts *parts, const uint8_t *base, size_t len) {
+  if (len == 0)
+    return;
+  parts->part[parts->part_len++] = (kvrelay_iov){base, len};
+  parts->bytes += len;
+}
+
+static int end(kvrelay_status *status, int32_t grpc, int32_t reason, const char *text) {
+  (void)refuse(status, grpc, text);
+  status->reason = reason;
+  return KVRELAY_PULL_END;
+}
+
+static int pull_info(kvrelay_relay_service *s, const kvrelay_relay_info *m, kvrelay_parts *parts,
+                     kvrelay_status *status) {
+  const ptrdiff_t len = kvrelay_pb_encode_info(m, s->head, sizeof s->head);
+  if (len < 0)
+    return end(status, KVRELAY_GRPC_INTERNAL, KVRELAY_REASON_INTERNAL, kvrelay_strerror((int)len));
+  add_part(parts, s->head, (size_t)len);
+  return KVRELAY_PULL_MESSAGE;
+}
+
+/* Within one relay a revision stands for one content. */
+static int encode_catalog(kvrelay_relay_service *s, const kvrelay_catalog_update *m) {
+  if (s->catalog_len && s->catalog_revision == m->revision)
+    return KVRELAY_OK;
+  ptrdiff_t len = kvrelay_pb_encode_catalog(m, NULL, 0);
+  if (len < 0)
+    return (int)len;
+  s->stats.catalog_bytes = (size_t)len;
+  if ((size_t)len > s->cfg.max_message_bytes)
+    return KVRELAY_ERR_LIMIT;
+  if ((size_t)len > s->catalog_cap) {
+    uint8_t *grown = realloc(s->catalog, (size_t)len * 2);
+    if (!grown)
+      return KVRELAY_ERR_NOSPACE;
+    s->catalog = grown;
+    s->catalog_cap = (size_t)len * 2;
+  }
+  s->catalog_len = 0;
+  len = kvrelay_pb_encode_catalog(m, s->catalog, s->catalog_cap);
+  if (len < 0)
+    return (int)len;
+  s->catalog_len = (size_t)len;
+  s->catalog_revision = m->revision;
+  return KVRELAY_OK;
+}
+
+static int pull_catalog(kvrelay_relay_service *s, const kvrelay_catalog_update *m,
+                        kvrelay_parts *parts, kvrelay_status *status) {
+  const int err = encode_catalog(s, m);
+  if (err == KVRELAY_ERR_LIMIT) {
+    s->stats.oversized++;
+    char text[KVRELAY_STATUS_TEXT_CAP];
+    snprintf(text, sizeof text, "catalog of %zu bytes, the limit is %zu", s->stats.catalog_bytes,
+             s->cfg.max_message_bytes);
+    return end(status, KVRELAY_GRPC_RESOURCE_EXHAUSTED, KVRELAY_REASON_RESOURCE_LIMIT, text);
+  }
+  if (err == KVRELAY_ERR_NOSPACE)
+    return end(status, KVRELAY_GRPC_RESOURCE_EXHAUSTED, KVRELAY_REASON_RESOURCE_LIMIT,
+               "out of memory");
+  if (err)
+    return end(status, KVRELAY_GRPC_INTERNAL, KVRELAY_REASON_INTERNAL, kvrelay_strerror(err));
+  add_part(parts, s->catalog, s->catalog_len);
+  return KVRELAY_PULL_MESSAGE;
+}
+
+static int pull_filter(kvrelay_relay_service *s, service_call *c, const kvrelay_filter_update *m,
+                       kvrelay_parts *parts, kvrelay_status *status) {
+  if (!c->prefixed && kvrelay_pb_filter_prefix_init(&c->prefix, m) != KVRELAY_OK)
+    return end(status, KVRELAY_GRPC_INTERNAL, KVRELAY_REASON_INTERNAL, "producer not encodable");
+  c->prefixed = true;
+  add_part(parts, s->head, kvrelay_pb_filter_head(&c->prefix, m, s->head));
+  add_part(parts, m->payload, m->payload_len);
+  add_part(parts, kvrelay_pb_filter_tail, KVRELAY_PB_FILTER_TAIL_LEN);
+  return KVRELAY_PULL_MESSAGE;
+}
+
+static int service_pull(kvrelay_service *self, void *handle, uint64_t now_ns, kvrelay_parts *parts,
+                        kvrelay_status *status) {
+  kvrelay_relay_service *s = (kvrelay_relay_service *)self;
+  service_call *c = handle;
+  memset(parts, 0, sizeof *parts);
+  if (!c->opened)
+    return KVRELAY_PULL_NONE;
+  kvrelay_outgoing out;
+  int what = kvrelay_relay_call_pull(s->cfg.relay, c->node.number,
+                                     s->cfg.wall_us(s->cfg.wall_context), now_ns, &out);
+  if (what == KVRELAY_PULL_END)
+    *status = out.end;
+  else if (what == KVRELAY_PULL_MESSAGE && out.method == KVRELAY_METHOD_SUBSCRIBE_POOL)
+    what = pull_filter(s, c, &out.u.filter, parts, status);
+  else if (what == KVRELAY_PULL_MESSAGE && out.method == KVRELAY_METHOD_WATCH_CATALOG)
+    what = pull_catalog(s, &out.u.catalog, parts, status);
+  else if (what == KVRELAY_PULL_MESSAGE)
+    what = pull_info(s, &out.u.info, parts, status);
+  else if (what < 0)
+    what = end(status, KVRELAY_GRPC_INTERNAL, KVRELAY_REASON_INTERNAL, kvrelay_strerror(what));
+  s->stats.messages += what == KVRELAY_PULL_MESSAGE;
+  s->stats.bytes += parts->bytes;
+  return what;
+}
+
+/* ---- life ---- */
+
+static uint64_t system_wall_us(void *context) {
+  (void)context;
+  struct timespec t;
+  clock_gettime(CLOCK_REALTIME, &t);
+  return (uint64_t)t.tv_sec * 1000000u + (uint64_t)t.tv_nsec / 1000u;
+}
+
+kvrelay_relay_service_config kvrelay_relay_service_config_default(kvrelay_relay *relay) {
+  const kvrelay_relay_service_config cfg = {relay, system_wall_us, NULL, KVRELAY_PB_MESSAGE_MAX};
+  return cfg;
+}
+
+int kvrelay_relay_service_open(const kvrelay_relay_service_config *cfg,
+                               kvrelay_relay_service **out) {
+  if (!cfg || !cfg->relay || !cfg->wall_us || cfg->max_message_bytes == 0 || !out)
+    return KVRELAY_TRANSPORT_ERR_ARG;
+  kvrelay_relay_service *s = calloc(1, sizeof *s);
+  if (!s)
+    return KVRELAY_TRANSPORT_ERR_MEMORY;
+  s->base = (kvrelay_service){service_open,     service_message, service_half_close,
+                              service_admitted, service_pull,    service_close};
+  s->cfg = *cfg;
+  *out = s;
+  return KVRELAY_TRANSPORT_OK;
+}
+
+kvrelay_service *kvrelay_relay_service_base(kvrelay_relay_service *service) {
+  return &service->base;
+}
+
+void kvrelay_relay_service_poll(kvrelay_relay_service *service, uint64_t now_ns) {
+  kvrelay_relay_tick(service->cfg.relay, now_ns);
+  uint64_t number;
+  while (kvrelay_relay_ready_next(service->cfg.relay, &number) == 1) {
+    service_call *c = kvrelay_call_map_find(&service->calls, number);
+    if (c)
+      c->transport_call->wake(c->transport_call);
+  }
+}
+
+kvrelay_relay_service_stats kvrelay_relay_service_stats_get(const kvrelay_relay_service *service) {
+  return service->stats;
+}
+
+void kvrelay_relay_service_close(kvrelay_relay_service *service) {
+  if (!service)
+    return;
+  for (service_call *c; (c = kvrelay_call_map_any(&service->calls));)
+    service_close(&service->base, c, 0);
+  free(service->catalog);
+  free(service);
+}

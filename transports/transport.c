@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+#include "transport.h"
+
+const char *kvrelay_transport_strerror(int err) {
+  switch (err) {
+  case KVRELAY_TRANSPORT_OK:
+    return "fine";
+  case KVRELAY_TRANSPORT_ERR_ARG:
+    return "an argument breaks the caller's promise";
+  case KVRELAY_TRANSPORT_ERR_MEMORY:
+    return "out of memory";
+  case KVRELAY_TRANSPORT_ERR_ADDRESS:
+    return "the address does not parse or resolve";
+  case KVRELAY_TRANSPORT_ERR_BIND:
+    return "the address cannot be bound";
+  case KVRELAY_TRANSPORT_ERR_CONNECT:
+    return "not connected";
+  case KVRELAY_TRANSPORT_ERR_PROTOCOL:
+    return "the peer speaks something else";
+  case KVRELAY_TRANSPORT_ERR_LIMIT:
+    return "a configured bound was reached";
+  case KVRELAY_TRANSPORT_ERR_SYSTEM:
+    return "the system refused it";
+  case KVRELAY_TRANSPORT_CLOSED:
+    return "stopped, nothing left to run";
+  default:
+    return "unknown error";
+  }
+}
