@@ -505,7 +505,7 @@ typedef struct kvrelay_relay_config {
   uint32_t max_subscribers_per_pool;  /* ≥ 1 */
   uint32_t max_hubs;                  /* initialised hubs, ≥ 1 */
   uint32_t queue_frames;              /* deltas that may wait for one subscriber, ≥ 1 */
-  size_t queue_bytes;                 /* their bytes, payload + 256 each; ≥ 4 194 624; reserved once per pool */
+  size_t queue_bytes;                 /* their bytes, payload + 256 each; ≥ 4 194 624; reserved once per pool, less for small filters */
   uint32_t encoding_concurrency;      /* snapshots being sent at once, ≥ 1; each reserves 8 bytes per bucket */
   uint64_t max_bucket_count;          /* largest filter a pool may have, power of two, 2 .. 2^24 */
   uint32_t chunk_buckets;             /* buckets per snapshot frame, 64 .. 524 288 */
@@ -559,7 +559,7 @@ KVRELAY_API size_t kvrelay_relay_pool_mem_size(const kvrelay_relay *relay, const
 /*
  * Publishes a pool; the catalog gains it with revision + 1.  `descriptor` is copied; its producer_incarnation and layout_generation are set by
  * the relay (the incarnation of the relay, the next number of its counter), its ckf_format from `state`.  `state` and `mem` stay the caller's and must
- * outlive the pool.  KVRELAY_OK; KVRELAY_ERR_ARG (descriptor not valid, format other than the state's), KVRELAY_ERR_LIMIT (max_pools, size),
+ * outlive the pool.  KVRELAY_OK; KVRELAY_ERR_ARG (descriptor not fit), KVRELAY_ERR_LIMIT (max_pools, max_bucket_count),
  * KVRELAY_ERR_STATE (pool id or endpoint already published: contract 12.3; shutting down), KVRELAY_ERR_NOSPACE, KVRELAY_ERR_EXHAUSTED.
  */
 KVRELAY_API KVRELAY_MUST_USE int kvrelay_relay_pool_add(kvrelay_relay *relay, const kvrelay_descriptor *descriptor, ckf_producer *state,
@@ -568,15 +568,17 @@ KVRELAY_API KVRELAY_MUST_USE int kvrelay_relay_pool_add(kvrelay_relay *relay, co
 KVRELAY_API void kvrelay_relay_pool_remove(kvrelay_relay *relay, kvrelay_pool *pool, uint64_t now_ns);
 /*
  * To be called after events were applied to the pool's state, between whole engine batches: cuts a delta when the threshold is
- * reached, else arms the delay.  KVRELAY_OK, or KVRELAY_ERR_INVARIANT / KVRELAY_ERR_EXHAUSTED: the producer is fenced, its streams ended; the caller removes
- * the pool and publishes a new one.
+ * reached, else arms the delay.  KVRELAY_OK, or KVRELAY_ERR_INVARIANT / KVRELAY_ERR_EXHAUSTED: the producer is fenced, its catalog
+ * entry gone and its streams ended; the caller removes the pool and publishes a new one.
  */
 KVRELAY_API KVRELAY_MUST_USE int kvrelay_relay_pool_changed(kvrelay_relay *relay, kvrelay_pool *pool, uint64_t now_ns);
-/* Cuts at once whatever is pending (emptied or replaced rank).  Errors as above. */
+/* Cuts at once whatever is pending (emptied or replaced rank).  Errors as above, again at every later call. */
 KVRELAY_API KVRELAY_MUST_USE int kvrelay_relay_pool_publish(kvrelay_relay *relay, kvrelay_pool *pool, uint64_t now_ns);
 /* The published descriptor, lent until the pool is removed; sequence of its last delta. */
 KVRELAY_API const kvrelay_descriptor *kvrelay_pool_descriptor(const kvrelay_pool *pool);
 KVRELAY_API uint64_t kvrelay_pool_sequence(const kvrelay_pool *pool);
+/* KVRELAY_OK, or why the producer was fenced; a tick or an admission may find that out too. */
+KVRELAY_API KVRELAY_MUST_USE int kvrelay_pool_fenced(const kvrelay_pool *pool);
 KVRELAY_API uint32_t kvrelay_pool_subscribers(const kvrelay_pool *pool);
 
 /*
@@ -793,7 +795,8 @@ enum kvrelay_engine_event_type {
   KVRELAY_ENGINE_CLEARED,
   KVRELAY_ENGINE_TIER_CLEARED,
   KVRELAY_ENGINE_IGNORED,
-  KVRELAY_ENGINE_UNKNOWN /* unknown tag: skip and count */
+  KVRELAY_ENGINE_UNKNOWN,  /* unknown tag: skip and count */
+  KVRELAY_ENGINE_TOO_LARGE /* more tokens or hashes than the decoder has room for: skip and count */
 };
 
 enum kvrelay_extra_kind {
@@ -899,7 +902,7 @@ typedef struct kvrelay_source_stats {
 typedef struct kvrelay_source kvrelay_source;
 
 /* What to do with a live batch after kvrelay_source_sequence. */
-enum kvrelay_sequence_verdict { KVRELAY_SEQUENCE_APPLY = 1, KVRELAY_SEQUENCE_DROP = 0 };
+enum kvrelay_sequence_verdict { KVRELAY_SEQUENCE_DROP = 0, KVRELAY_SEQUENCE_APPLY = 1 };
 
 KVRELAY_API kvrelay_source_config kvrelay_source_config_default(void);
 KVRELAY_API size_t kvrelay_source_mem_size(const kvrelay_source_config *cfg);
@@ -909,12 +912,13 @@ KVRELAY_API KVRELAY_MUST_USE int kvrelay_source_init_abi(kvrelay_source *s, size
 #define kvrelay_source_init(S, CFG, STATE, MEM, MEM_LEN, NOW_NS) \
   kvrelay_source_init_abi((S), sizeof(kvrelay_source), (CFG), (STATE), (MEM), (MEM_LEN), (NOW_NS))
 /*
- * Order of live batches without a replay endpoint (events 3.2): decides whether the batch with this sequence is applied; a gap is a loss
- * (3.3), a smaller number a restart (3.4), both carried out here.  `starts_with_clear` = its first event is a clear of all tiers.
+ * Order of live batches without a replay endpoint (events 3.2): decides whether the batch with this sequence is applied (enum
+ * kvrelay_sequence_verdict).  A gap is a loss (3.3), a smaller number a restart (3.4); both are carried out here.  A negative
+ * result is KVRELAY_ERR_INVARIANT: fence the producer.
  */
-KVRELAY_API int kvrelay_source_sequence(kvrelay_source *s, uint64_t sequence, bool starts_with_clear, uint64_t now_ns);
-/* The batch just sequenced cannot be decoded: one lost batch. */
-KVRELAY_API void kvrelay_source_lost(kvrelay_source *s, int reason_count, uint64_t now_ns);
+KVRELAY_API KVRELAY_MUST_USE int kvrelay_source_sequence(kvrelay_source *s, uint64_t sequence, uint64_t now_ns);
+/* The batch just sequenced cannot be decoded, for `reason` (enum kvrelay_count): one lost batch.  Errors as above. */
+KVRELAY_API KVRELAY_MUST_USE int kvrelay_source_lost(kvrelay_source *s, int reason, uint64_t now_ns);
 /* One event of the current batch; `has_rank` / `rank` as the batch says.  Counts whatever it drops; KVRELAY_OK, or KVRELAY_ERR_INVARIANT (fence the producer). */
 KVRELAY_API KVRELAY_MUST_USE int kvrelay_source_event(kvrelay_source *s, bool has_rank, uint32_t rank, const kvrelay_engine_event *ev, uint64_t now_ns);
 /* Adds to a counter that only the layer outside sees (frames, trailing_bytes, rank_type …). */

@@ -2,7 +2,6 @@
 #include "engine_events.h"
 
 #include <mpack.h>
-#undef bool /* libmpack's header brings one of its own along */
 #include <string.h>
 
 typedef kvrelay_engine_cursor_ cursor;
@@ -367,17 +366,14 @@ static bool read_lora_name(cursor *c, reading *r) {
       continue;
     }
     bool is_text = read_text(c, &value);
-    if (is_text && text_is(key, "cache_salt"))
+    if (is_text && text_is(key, "cache_salt")) {
       r->ev->cache_salt = value;
-    else if (is_text && text_is(key, "lora_name"))
+      r->seen |= FIELD_SALT;
+    } else if (is_text && text_is(key, "lora_name")) {
       r->ev->lora_name = value;
+    }
   }
   return true;
-}
-
-static bool read_optional_text(cursor *c, kvrelay_text *out, bool *has) {
-  *has = read_text(c, out);
-  return *has;
 }
 
 /* One field's value; nil equals absent, and what a repeated key said before is gone. */
@@ -411,7 +407,7 @@ static void read_field(cursor *c, reading *r, unsigned field) {
     (void)skip_value(c);
     break;
   case FIELD_MEDIUM:
-    good = read_optional_text(c, &ev->medium, &ev->has_medium);
+    good = read_text(c, &ev->medium);
     break;
   case FIELD_LORA_NAME:
     good = read_lora_name(c, r);
@@ -423,16 +419,16 @@ static void read_field(cursor *c, reading *r, unsigned field) {
     good = read_u32(c, &ev->group);
     break;
   case FIELD_KIND:
-    good = read_optional_text(c, &ev->kind, &ev->has_kind);
+    good = read_text(c, &ev->kind);
     break;
   case FIELD_WINDOW:
     good = read_u32(c, &number);
     break;
   case FIELD_LOCALITY:
-    good = read_optional_text(c, &ev->locality, &ev->has_locality);
+    good = read_text(c, &ev->locality);
     break;
   case FIELD_OWNERSHIP:
-    good = read_optional_text(c, &ev->ownership, &ev->has_ownership);
+    good = read_text(c, &ev->ownership);
     break;
   case FIELD_SALT:
     good = read_text(c, &ev->cache_salt);
@@ -448,4 +444,299 @@ static void read_field(cursor *c, reading *r, unsigned field) {
     r->seen |= field;
   else
     r->bad |= field;
+}
+
+/* ---- events ---- */
+
+static const struct {
+  const char *tag;
+  int32_t type;
+  unsigned fields; /* that mean something; others may hold anything */
+  unsigned required;
+} tags[] = {
+    {"BlockStored", KVRELAY_ENGINE_STORED, ~0u, FIELD_HASHES | FIELD_TOKENS | FIELD_BLOCK_SIZE},
+    {"BlockRemoved", KVRELAY_ENGINE_REMOVED,
+     FIELD_HASHES | FIELD_MEDIUM | FIELD_GROUP | FIELD_KIND | FIELD_WINDOW | FIELD_LOCALITY | FIELD_OWNERSHIP, FIELD_HASHES},
+    {"AllBlocksCleared", KVRELAY_ENGINE_CLEARED, FIELD_MEDIUM | FIELD_OWNERSHIP, 0},
+    {"TierBlocksCleared", KVRELAY_ENGINE_TIER_CLEARED, FIELD_MEDIUM | FIELD_OWNERSHIP, 0},
+    {"Ignored", KVRELAY_ENGINE_IGNORED, 0, 0},
+};
+#define TAGS_LEN (sizeof tags / sizeof tags[0])
+
+static size_t tag_index(kvrelay_text tag) {
+  size_t i = 0;
+  while (i < TAGS_LEN && !text_is(tag, tags[i].tag))
+    i++;
+  return i;
+}
+
+/* Settles what was read: nil is absent, whatever a repeated key said before. */
+static void settle(reading *r, size_t tag) {
+  static const kvrelay_text nothing = {NULL, 0};
+  kvrelay_engine_event *ev = r->ev;
+  if (tag == TAGS_LEN) {
+    ev->type = KVRELAY_ENGINE_UNKNOWN;
+    return;
+  }
+  if ((r->bad & tags[tag].fields) != 0 || (tags[tag].required & ~r->seen) != 0) {
+    ev->type = KVRELAY_ENGINE_MALFORMED;
+    return;
+  }
+  ev->type = r->too_large ? KVRELAY_ENGINE_TOO_LARGE : tags[tag].type;
+  r->seen &= tags[tag].fields;
+  ev->externals = r->d->externals_;
+  ev->tokens = r->d->tokens_;
+  ev->extra_keys = r->d->extra_keys_;
+  ev->mm_objects = r->d->mm_objects_;
+  ev->has_parent = (r->seen & FIELD_PARENT) != 0;
+  ev->has_medium = (r->seen & FIELD_MEDIUM) != 0;
+  ev->has_locality = (r->seen & FIELD_LOCALITY) != 0;
+  ev->has_ownership = (r->seen & FIELD_OWNERSHIP) != 0;
+  ev->has_kind = (r->seen & FIELD_KIND) != 0;
+  ev->has_group = (r->seen & FIELD_GROUP) != 0;
+  ev->has_mm_infos = ev->has_mm_infos && (r->seen & FIELD_MM_INFOS) != 0;
+  ev->lora_id_set = ev->lora_id_set && (r->seen & FIELD_LORA_ID) != 0;
+  if ((r->seen & FIELD_LORA_NAME) == 0)
+    ev->lora_name = nothing;
+  if ((r->seen & FIELD_SALT) == 0)
+    ev->cache_salt = nothing;
+  if ((r->seen & FIELD_EXTRA_KEYS) == 0)
+    ev->extra_keys_len = ev->extra_keys_blocks = 0;
+  if (!ev->has_mm_infos)
+    ev->mm_objects_len = ev->mm_infos_blocks = 0;
+}
+
+static unsigned field_of_key(kvrelay_text key) {
+  static const struct {
+    const char *name;
+    unsigned field;
+  } names[] = {{"block_hashes", FIELD_HASHES},
+               {"parent_block_hash", FIELD_PARENT},
+               {"token_ids", FIELD_TOKENS},
+               {"block_size", FIELD_BLOCK_SIZE},
+               {"lora_id", FIELD_LORA_ID},
+               {"medium", FIELD_MEDIUM},
+               {"lora_name", FIELD_LORA_NAME},
+               {"extra_keys", FIELD_EXTRA_KEYS},
+               {"group_idx", FIELD_GROUP},
+               {"kv_cache_spec_kind", FIELD_KIND},
+               {"kv_cache_spec_sliding_window", FIELD_WINDOW},
+               {"locality", FIELD_LOCALITY},
+               {"ownership", FIELD_OWNERSHIP},
+               {"cache_salt", FIELD_SALT},
+               {"block_mm_infos", FIELD_MM_INFOS}};
+  for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
+    if (text_is(key, names[i].name))
+      return names[i].field;
+  return 0;
+}
+
+static void read_map_event(cursor *c, reading *r, size_t pairs) {
+  kvrelay_text tag = {NULL, 0};
+  bool has_tag = false;
+  for (size_t i = 0; i < pairs; i++) {
+    kvrelay_text key = {NULL, 0};
+    bool named = read_text(c, &key);
+    if (named && text_is(key, "type"))
+      has_tag = read_text(c, &tag);
+    else
+      read_field(c, r, named ? field_of_key(key) : 0);
+  }
+  if (has_tag)
+    settle(r, tag_index(tag));
+}
+
+/* The tail of positional events, events 6.5: up to five slots whose meaning depends on their types. */
+#define TAIL_SLOTS 5
+static const unsigned tail_order[TAIL_SLOTS] = {FIELD_GROUP, FIELD_KIND, FIELD_WINDOW, FIELD_LOCALITY, FIELD_OWNERSHIP};
+
+static bool tail_wants_number(size_t slot) { return slot == 0 || slot == 2; }
+
+static bool is_u32(const mpack_token_t *t) { return t->type == MPACK_TOKEN_UINT && t->data.value.hi == 0; }
+
+/* What a slot means when the fixed order does not hold. */
+static unsigned tail_field_by_type(const mpack_token_t *t, kvrelay_text text, const reading *r) {
+  if (is_u32(t))
+    return (r->seen & FIELD_GROUP) == 0 ? FIELD_GROUP : FIELD_WINDOW;
+  if (t->type == MPACK_TOKEN_STR) {
+    if (text_is(text, "LOCAL") || text_is(text, "REMOTE"))
+      return FIELD_LOCALITY;
+    return (r->seen & FIELD_KIND) == 0 ? FIELD_KIND : 0;
+  }
+  return t->type == MPACK_TOKEN_ARRAY ? FIELD_MM_INFOS : 0;
+}
+
+static void read_tail(cursor *c, reading *r, size_t count) {
+  mpack_token_t heads[TAIL_SLOTS];
+  kvrelay_text texts[TAIL_SLOTS];
+  size_t slots = count < TAIL_SLOTS ? count : TAIL_SLOTS;
+  bool in_order = slots >= 4;
+  cursor scan = *c;
+  for (size_t i = 0; i < slots; i++) {
+    cursor value = scan;
+    heads[i] = next(&value);
+    texts[i].ptr = NULL;
+    texts[i].len = 0;
+    if (heads[i].type == MPACK_TOKEN_STR)
+      (void)read_bytes(&value, heads[i].length, &texts[i]);
+    bool contradicts = heads[i].type == MPACK_TOKEN_ARRAY || (is_u32(&heads[i]) && !tail_wants_number(i)) ||
+                       (heads[i].type == MPACK_TOKEN_STR && tail_wants_number(i));
+    in_order = in_order && !contradicts;
+    (void)skip_value(&scan);
+  }
+  for (size_t i = 0; i < slots; i++) {
+    unsigned field = in_order ? tail_order[i] : tail_field_by_type(&heads[i], texts[i], r);
+    bool usable = is_u32(&heads[i]) || heads[i].type == MPACK_TOKEN_STR || heads[i].type == MPACK_TOKEN_ARRAY;
+    if (usable && field != 0)
+      read_field(c, r, field);
+    else
+      (void)skip_value(c); /* an odd slot counts as nil */
+  }
+  for (size_t i = slots; i < count; i++)
+    (void)skip_value(c);
+}
+
+static void read_positional_event(cursor *c, reading *r, size_t elements) {
+  static const unsigned stored[] = {FIELD_HASHES,  FIELD_PARENT, FIELD_TOKENS,    FIELD_BLOCK_SIZE,
+                                    FIELD_LORA_ID, FIELD_MEDIUM, FIELD_LORA_NAME, FIELD_EXTRA_KEYS};
+  static const unsigned removed[] = {FIELD_HASHES, FIELD_MEDIUM};
+  static const unsigned cleared[] = {FIELD_OWNERSHIP};
+  static const unsigned tier_cleared[] = {FIELD_MEDIUM, FIELD_OWNERSHIP};
+  static const struct {
+    const unsigned *fields;
+    size_t len;
+    bool tail;
+  } shapes[TAGS_LEN] = {{stored, 8, true}, {removed, 2, true}, {cleared, 1, false}, {tier_cleared, 2, false}, {NULL, 0, false}};
+  kvrelay_text tag = {NULL, 0};
+  if (elements == 0)
+    return;
+  bool has_tag = read_text(c, &tag);
+  size_t index = tag_index(tag), done = 1;
+  r->ev->positional = true;
+  r->ev->elements_len = elements;
+  if (has_tag && index < TAGS_LEN) {
+    for (size_t i = 0; i < shapes[index].len && done < elements; i++, done++)
+      read_field(c, r, shapes[index].fields[i]);
+    if (shapes[index].tail) {
+      read_tail(c, r, elements - done);
+      done = elements;
+    }
+  }
+  for (; done < elements; done++)
+    (void)skip_value(c);
+  if (has_tag)
+    settle(r, index);
+}
+
+int kvrelay_engine_batch_next(kvrelay_engine_decoder *d, kvrelay_engine_event *ev) {
+  if (d->events_left_ == 0)
+    return 0;
+  d->events_left_--;
+  memset(ev, 0, sizeof *ev); /* MALFORMED until settled */
+  reading r = {d, ev, 0, 0, false};
+  mpack_token_t head = next(&d->next_);
+  if (head.type == MPACK_TOKEN_ARRAY)
+    read_positional_event(&d->next_, &r, head.length);
+  else if (head.type == MPACK_TOKEN_MAP)
+    read_map_event(&d->next_, &r, head.length);
+  else
+    skip_rest(&d->next_, &head);
+  return 1;
+}
+
+/* ---- batches ---- */
+
+static void read_rank(cursor *c, kvrelay_engine_batch *batch) {
+  mpack_token_t t = next(c);
+  uint64_t rank;
+  batch->has_rank = batch->rank_type = false;
+  if (t.type == MPACK_TOKEN_NIL)
+    return;
+  if (integer_of(&t, &rank)) {
+    batch->has_rank = true;
+    batch->rank = (uint32_t)rank;
+    return;
+  }
+  skip_rest(c, &t);
+  batch->rank_type = true;
+}
+
+/* The list of events; remembers where it starts. */
+static bool find_events(cursor *c, kvrelay_engine_decoder *d) {
+  mpack_token_t t = next(c);
+  d->events_left_ = t.type == MPACK_TOKEN_ARRAY ? t.length : 0;
+  d->next_ = *c;
+  skip_rest(c, &t);
+  return t.type == MPACK_TOKEN_ARRAY;
+}
+
+static bool read_map_batch(cursor *c, kvrelay_engine_decoder *d, kvrelay_engine_batch *batch, size_t pairs) {
+  bool found = false;
+  for (size_t i = 0; i < pairs; i++) {
+    kvrelay_text key = {NULL, 0};
+    if (!read_text(c, &key)) {
+      (void)skip_value(c);
+      continue;
+    }
+    if (text_is(key, "events"))
+      found = find_events(c, d);
+    else if (text_is(key, "data_parallel_rank") || text_is(key, "dp_rank") || text_is(key, "attn_dp_rank"))
+      read_rank(c, batch);
+    else
+      (void)skip_value(c);
+  }
+  return found;
+}
+
+int kvrelay_engine_batch_begin(kvrelay_engine_decoder *d, const uint8_t *payload, size_t len, kvrelay_engine_batch *batch) {
+  cursor c = {(const char *)payload, len}, end = c;
+  memset(batch, 0, sizeof *batch);
+  d->events_left_ = 0;
+  int err = skip_value(&end);
+  if (err != KVRELAY_OK)
+    return err;
+  batch->trailing_bytes = end.left;
+  mpack_token_t root = next(&c);
+  bool found = false;
+  if (root.type == MPACK_TOKEN_ARRAY && root.length >= 2) {
+    (void)skip_value(&c); /* the timestamp is only informative */
+    found = find_events(&c, d);
+    if (root.length >= 3)
+      read_rank(&c, batch);
+  } else if (root.type == MPACK_TOKEN_MAP) {
+    found = read_map_batch(&c, d, batch, root.length);
+  }
+  batch->events = d->events_left_;
+  return found ? KVRELAY_OK : KVRELAY_ERR_MALFORMED;
+}
+
+/* ---- memory ---- */
+
+/* Room for the parts that most events do not have. */
+static size_t few(size_t max_tokens) { return max_tokens / 8 + 64; }
+
+size_t kvrelay_engine_decoder_mem_size(size_t max_tokens) {
+  if (max_tokens < 64 || max_tokens > (size_t)1 << 28)
+    return 0;
+  return max_tokens * (sizeof(uint64_t) + sizeof(uint32_t)) + few(max_tokens) * (sizeof(kvrelay_extra_key) + sizeof(kvrelay_mm_object)) + 16;
+}
+
+int kvrelay_engine_decoder_init(kvrelay_engine_decoder *d, size_t max_tokens, void *mem, size_t len) {
+  size_t need = kvrelay_engine_decoder_mem_size(max_tokens);
+  if (need == 0 || mem == NULL)
+    return KVRELAY_ERR_ARG;
+  if (len < need)
+    return KVRELAY_ERR_NOSPACE;
+  char *at = (char *)mem + ((16 - ((uintptr_t)mem & 15)) & 15);
+  memset(d, 0, sizeof *d);
+  d->extra_keys_cap_ = d->mm_objects_cap_ = few(max_tokens);
+  d->externals_cap_ = d->tokens_cap_ = max_tokens;
+  d->extra_keys_ = (kvrelay_extra_key *)(void *)at;
+  at += d->extra_keys_cap_ * sizeof *d->extra_keys_;
+  d->mm_objects_ = (kvrelay_mm_object *)(void *)at;
+  at += d->mm_objects_cap_ * sizeof *d->mm_objects_;
+  d->externals_ = (uint64_t *)(void *)at;
+  at += d->externals_cap_ * sizeof *d->externals_;
+  d->tokens_ = (uint32_t *)(void *)at;
+  return KVRELAY_OK;
 }
