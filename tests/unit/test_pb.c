@@ -117,7 +117,8 @@ static int decode_exact(const decoder *d, const uint8_t *bytes, size_t len, bool
     /* The canonical form is a fixed point, also when the input was not canonical. */
     const ptrdiff_t size = d->encode(&m, NULL, 0);
     if (size >= 0) {
-      once = malloc((size_t)size + 1), again = malloc((size_t)size + 1);
+      once = malloc((size_t)size + 1);
+      again = malloc((size_t)size + 1);
       any_message m2;
       *stable = d->encode(&m, once, (size_t)size) == size &&
                 d->decode(once, (size_t)size, &arena, &m2) == KVRELAY_OK &&

@@ -28,8 +28,8 @@ typedef struct kvrelay_mem_config {
                          at 1 s */
   uint64_t delay_ns;  /* each way */
   uint64_t retry_ns;  /* from a broken connection to the next attempt */
-  size_t
-      queue_messages; /* of one call, on their way or unread, ≥ 1: the bound behind back-pressure */
+  size_t queue_messages;    /* of one call, on their way or unread, ≥ 1: the bound behind
+                                     back-pressure; the server notices at once what was read */
   size_t max_message_bytes; /* a longer response ends its call with RESOURCE_EXHAUSTED */
 } kvrelay_mem_config;
 
