@@ -40,6 +40,7 @@
  * filter
  * producer
  * rebuild
+ * publisher
  * cbi1
  * assembly
  * replica
@@ -365,6 +366,37 @@ typedef struct ckf_lease {
   uint64_t assignment_epoch;
 } ckf_lease;
 
+/** Why a publisher sends nothing until the next snapshot. */
+enum ckf_fence {
+  CKF_FENCE_NONE = 0,
+  CKF_FENCE_SEQUENCE_EXHAUSTED, /* for good: only a new generation of the producer helps */
+  CKF_FENCE_DELIVERY_UNCERTAIN,
+  CKF_FENCE_LEASE_STALLED
+};
+
+/** One delta on its way to the holder of a lease; everything is lent for the call of the sink. */
+typedef struct ckf_delta_out {
+  const ckf_identity *identity;
+  const ckf_lease *lease;
+  uint64_t base;
+  uint64_t sequence; /* base + 1 */
+  ckf_batch batch;
+} ckf_delta_out;
+
+/** Takes a delta; false refuses it, and the publisher fences itself. */
+typedef bool (*ckf_sink_fn)(void *user, const ckf_delta_out *delta);
+
+/** Numbers the batches of one producer for one lease at a time; private fields, size may change. */
+typedef struct ckf_publisher {
+  ckf_identity identity_;
+  ckf_lease lease_;
+  ckf_sink_fn sink_;
+  void *user_;
+  uint64_t last_;
+  enum ckf_fence fence_;
+  bool leased_;
+} ckf_publisher;
+
 /** What a lane call did. */
 enum ckf_lane_result {
   CKF_LANE_IGNORED_FOREIGN_LEASE = 0,
@@ -475,7 +507,11 @@ enum ckf_err {
   CKF_ERR_WRONG_LANE = -261,
   CKF_ERR_WRONG_OWNER = -262,
   CKF_ERR_WRONG_FORMAT = -263,
-  CKF_ERR_STALE_EPOCH = -264
+  CKF_ERR_STALE_EPOCH = -264,
+  /* publisher */
+  CKF_ERR_FENCED = -270,            /* the batch is lost; a snapshot lifts the fence */
+  CKF_ERR_ENQUEUE = -271,           /* the sink refused: fenced from now on */
+  CKF_ERR_SEQUENCE_EXHAUSTED = -272 /* no number is left */
 };
 
 /** A short sentence for people; never NULL. */
@@ -646,6 +682,36 @@ CKF_API CKF_MUST_USE int ckf_rebuild_begin(ckf_producer *next, const ckf_produce
  * window: drain right after. `p` then lives in the memory of `next`; its former memory is free.
  * CKF_ERR_ARG: `p` has changed since, start over. */
 CKF_API CKF_MUST_USE int ckf_rebuild_commit(ckf_producer *p, ckf_producer *next);
+
+/* ==== publisher ==== */
+
+/** Sets up a publisher without a lease; `last_sequence` is the number of the last batch so far. */
+CKF_API CKF_MUST_USE int ckf_publisher_init_abi(ckf_publisher *pub, size_t pub_size,
+                                                const ckf_identity *identity,
+                                                uint64_t last_sequence, ckf_sink_fn sink,
+                                                void *user);
+#define ckf_publisher_init(PUB, IDENTITY, LAST_SEQUENCE, SINK, USER)                               \
+  ckf_publisher_init_abi((PUB), sizeof(ckf_publisher), (IDENTITY), (LAST_SEQUENCE), (SINK), (USER))
+/** Sends a batch with the next number: 1 = sent, 0 = nobody holds a lease, the batch has no number
+ * and is dropped. CKF_ERR_FENCED, CKF_ERR_ENQUEUE: the holder has to take a snapshot. */
+CKF_API CKF_MUST_USE int ckf_publisher_publish(ckf_publisher *pub, const ckf_batch *batch);
+/** Gives the lease to a new holder, whose snapshot is numbered `*sequence`. Before: the caller
+ * copies the words of the producer, then drains it; what the drain returned is `tail` (NULL = no
+ * batch) and goes out under the old lease. Lifts a fence. CKF_ERR_SEQUENCE_EXHAUSTED: for good;
+ * CKF_ERR_ENQUEUE: the tail was refused, a second try with a new copy of the words succeeds. */
+CKF_API CKF_MUST_USE int ckf_publisher_snapshot(ckf_publisher *pub, const ckf_lease *lease,
+                                                const ckf_batch *tail, uint64_t *sequence);
+/** Takes the lease back. */
+CKF_API void ckf_publisher_retire(ckf_publisher *pub);
+/** Takes it back from a holder that does not keep up, and fences. */
+CKF_API void ckf_publisher_retire_stalled(ckf_publisher *pub);
+/** 1 = there is a lease: its holder must have installed `*expected_sequence`; 0 = there is none. */
+CKF_API int ckf_publisher_drain_marker(const ckf_publisher *pub, ckf_lease *lease,
+                                       uint64_t *expected_sequence);
+CKF_API uint64_t ckf_publisher_last_sequence(const ckf_publisher *pub);
+CKF_API enum ckf_fence ckf_publisher_fence(const ckf_publisher *pub);
+/** The protocol's name of a fence, "" for none. */
+CKF_API const char *ckf_fence_name(enum ckf_fence fence);
 
 /* ==== cbi1 ==== */
 
@@ -1178,6 +1244,9 @@ static const ckf_error_row_ ckf_error_rows_[] = {
     {CKF_ERR_WRONG_OWNER, "WrongLaneOwner", "pool is not the one of this lane"},
     {CKF_ERR_WRONG_FORMAT, "WrongFormat", "format is not the one of this consumer"},
     {CKF_ERR_STALE_EPOCH, "StaleAssignmentEpoch", "assignment epoch was accepted before"},
+    {CKF_ERR_FENCED, "Fenced", "nothing is sent before the next snapshot"},
+    {CKF_ERR_ENQUEUE, "Enqueue", "the sink refused a delta"},
+    {CKF_ERR_SEQUENCE_EXHAUSTED, "SequenceExhausted", "no sequence number is left"},
 };
 
 static const ckf_error_row_ *ckf_error_row_find_(int err) {
@@ -3067,6 +3136,102 @@ int ckf_rebuild_commit(ckf_producer *p, ckf_producer *next) {
   *p = *next;
   *next = old;
   return CKF_OK;
+}
+
+/* ==== publisher (impl) ==== */
+
+int ckf_publisher_init_abi(ckf_publisher *pub, size_t pub_size, const ckf_identity *identity,
+                           uint64_t last_sequence, ckf_sink_fn sink, void *user) {
+  if (pub_size != sizeof *pub) {
+    return CKF_ERR_ABI;
+  }
+  if (!sink) {
+    return CKF_ERR_ARG;
+  }
+  CKF_MEMSET(pub, 0, sizeof *pub);
+  pub->identity_ = *identity;
+  pub->sink_ = sink;
+  pub->user_ = user;
+  pub->last_ = last_sequence;
+  return CKF_OK;
+}
+
+int ckf_publisher_publish(ckf_publisher *pub, const ckf_batch *batch) {
+  ckf_delta_out delta;
+  if (pub->fence_ != CKF_FENCE_NONE) {
+    return CKF_ERR_FENCED;
+  }
+  if (!pub->leased_) {
+    return 0;
+  }
+  if (pub->last_ == UINT64_MAX) {
+    pub->fence_ = CKF_FENCE_SEQUENCE_EXHAUSTED;
+    return CKF_ERR_FENCED;
+  }
+  delta.identity = &pub->identity_;
+  delta.lease = &pub->lease_;
+  delta.base = pub->last_;
+  delta.sequence = pub->last_ + 1;
+  delta.batch = *batch;
+  if (!pub->sink_(pub->user_, &delta)) {
+    pub->fence_ = CKF_FENCE_DELIVERY_UNCERTAIN;
+    return CKF_ERR_ENQUEUE;
+  }
+  pub->last_++;
+  return 1;
+}
+
+int ckf_publisher_snapshot(ckf_publisher *pub, const ckf_lease *lease, const ckf_batch *tail,
+                           uint64_t *sequence) {
+  if (pub->last_ == UINT64_MAX || pub->fence_ == CKF_FENCE_SEQUENCE_EXHAUSTED) {
+    return CKF_ERR_SEQUENCE_EXHAUSTED;
+  }
+  if (tail && pub->fence_ == CKF_FENCE_NONE) {
+    const int rc = ckf_publisher_publish(pub, tail);
+    if (rc < 0) {
+      return rc;
+    }
+  }
+  pub->lease_ = *lease;
+  pub->leased_ = true;
+  pub->fence_ = CKF_FENCE_NONE;
+  *sequence = pub->last_;
+  return CKF_OK;
+}
+
+void ckf_publisher_retire(ckf_publisher *pub) { pub->leased_ = false; }
+
+void ckf_publisher_retire_stalled(ckf_publisher *pub) {
+  pub->leased_ = false;
+  pub->fence_ = CKF_FENCE_LEASE_STALLED;
+}
+
+int ckf_publisher_drain_marker(const ckf_publisher *pub, ckf_lease *lease,
+                               uint64_t *expected_sequence) {
+  if (!pub->leased_) {
+    return 0;
+  }
+  *lease = pub->lease_;
+  *expected_sequence = pub->last_;
+  return 1;
+}
+
+uint64_t ckf_publisher_last_sequence(const ckf_publisher *pub) { return pub->last_; }
+
+enum ckf_fence ckf_publisher_fence(const ckf_publisher *pub) { return pub->fence_; }
+
+const char *ckf_fence_name(enum ckf_fence fence) {
+  switch (fence) {
+  case CKF_FENCE_NONE:
+    return "";
+  case CKF_FENCE_SEQUENCE_EXHAUSTED:
+    return "SequenceExhausted";
+  case CKF_FENCE_DELIVERY_UNCERTAIN:
+    return "DeliveryUncertain";
+  case CKF_FENCE_LEASE_STALLED:
+    return "LeaseStalled";
+  }
+  return "Unknown";
 }
 
 /* ==== cbi1 (impl) ==== */

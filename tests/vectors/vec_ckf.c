@@ -1117,6 +1117,141 @@ static int run_end_to_end(const json_t *vector, char *why, size_t why_cap) {
   return VEC_PASSED;
 }
 
+/* ---- publisher ---- */
+
+typedef struct sink_log {
+  bool fails;
+  size_t len;
+  uint64_t epoch[4], base[4], sequence[4];
+  size_t images[4];
+} sink_log;
+
+static bool sink_take(void *user, const ckf_delta_out *delta) {
+  sink_log *log = user;
+  if (log->fails || log->len == 4)
+    return false;
+  log->epoch[log->len] = delta->lease->assignment_epoch;
+  log->base[log->len] = delta->base;
+  log->sequence[log->len] = delta->sequence;
+  log->images[log->len++] = delta->batch.image_count;
+  return true;
+}
+
+static ckf_batch some_images(uint64_t count) {
+  static const ckf_image images[16];
+  const ckf_batch batch = {images, (size_t)count};
+  return batch;
+}
+
+static int publisher_publish(ckf_publisher *pub, sink_log *log, const json_t *step, char *why,
+                             size_t why_cap) {
+  const json_t *expected = vec_get(step, "expected");
+  const ckf_batch batch = some_images(member_u64(step, "images"));
+  const int rc = ckf_publisher_publish(pub, &batch);
+  ENSURE_ERROR(rc, vec_get(expected, "error"));
+  if (rc == CKF_ERR_FENCED)
+    ENSURE(strcmp(ckf_fence_name(ckf_publisher_fence(pub)), vec_str(vec_get(expected, "reason"))) ==
+               0,
+           "fenced by %s", ckf_fence_name(ckf_publisher_fence(pub)));
+  ENSURE(log->len == (size_t)(rc == 1), "%zu deltas sent", log->len);
+  if (rc < 0)
+    return VEC_PASSED;
+  ENSURE(strcmp(rc == 1 ? "Published" : "NoSubscriber", vec_str(vec_get(expected, "outcome"))) == 0,
+         "publish returned %d", rc);
+  ENSURE_U64("sequence", ckf_publisher_last_sequence(pub), vec_get(expected, "sequence"));
+  if (rc == 1) {
+    ENSURE_U64("sent sequence", log->sequence[0], vec_get(expected, "sequence"));
+    ENSURE_U64("sent base", log->base[0], vec_get(expected, "base"));
+    ENSURE_U64("sent images", log->images[0], vec_get(expected, "images"));
+    ENSURE_U64("lease", log->epoch[0], vec_get(expected, "lease"));
+  }
+  return VEC_PASSED;
+}
+
+static int publisher_snapshot(ckf_publisher *pub, sink_log *log, const json_t *step, char *why,
+                              size_t why_cap) {
+  const json_t *expected = vec_get(step, "expected"), *want;
+  const json_t *pending = json_object_get(step, "pending_images");
+  const ckf_lease lease = {17, 3, member_u64(step, "lease")};
+  const ckf_batch tail = some_images(pending ? vec_u64(pending) : 0);
+  ckf_lease holder;
+  uint64_t sequence = 0;
+  size_t i;
+  const int rc = ckf_publisher_snapshot(pub, &lease, pending ? &tail : NULL, &sequence);
+  ENSURE_ERROR(rc, vec_get(expected, "error"));
+  if (rc < 0)
+    return VEC_PASSED;
+  ENSURE_U64("sequence", sequence, vec_get(expected, "sequence"));
+  ENSURE(ckf_publisher_drain_marker(pub, &holder, &sequence) == 1, "nobody holds the lease");
+  ENSURE_U64("lease", holder.assignment_epoch, vec_get(expected, "lease"));
+  ENSURE(log->len == json_array_size(vec_get(expected, "tail_deltas")), "%zu deltas", log->len);
+  json_array_foreach (vec_get(expected, "tail_deltas"), i, want) {
+    ENSURE_U64("lease of the tail", log->epoch[i], vec_get(want, "lease"));
+    ENSURE_U64("base of the tail", log->base[i], vec_get(want, "base"));
+    ENSURE_U64("sequence of the tail", log->sequence[i], vec_get(want, "sequence"));
+  }
+  return VEC_PASSED;
+}
+
+static int publisher_marker(const ckf_publisher *pub, const json_t *marker, char *why,
+                            size_t why_cap) {
+  ckf_lease lease;
+  uint64_t expected_sequence;
+  const int rc = ckf_publisher_drain_marker(pub, &lease, &expected_sequence);
+  ENSURE(rc == !json_is_null(marker), "marker is %d", rc);
+  if (rc == 1) {
+    ENSURE_U64("lease", lease.assignment_epoch, vec_get(marker, "lease"));
+    ENSURE_U64("expected sequence", expected_sequence, vec_get(marker, "expected_sequence"));
+  }
+  return VEC_PASSED;
+}
+
+static int publisher_step(ckf_publisher *pub, sink_log *log, const json_t *step, char *why,
+                          size_t why_cap) {
+  const char *op = vec_str(vec_get(step, "op"));
+  const json_t *expected = vec_get(step, "expected"), *fence = vec_get(expected, "fence");
+  int result = VEC_PASSED;
+  memset(log, 0, sizeof *log);
+  log->fails = json_is_true(json_object_get(step, "sink_fails"));
+  if (strcmp(op, "publish") == 0) {
+    result = publisher_publish(pub, log, step, why, why_cap);
+  } else if (strcmp(op, "snapshot") == 0) {
+    result = publisher_snapshot(pub, log, step, why, why_cap);
+  } else if (strcmp(op, "drain_marker") == 0) {
+    result = publisher_marker(pub, vec_get(expected, "marker"), why, why_cap);
+  } else if (strcmp(op, "retire") == 0) {
+    ckf_publisher_retire(pub);
+  } else {
+    ENSURE(strcmp(op, "retire_stalled") == 0, "unknown step %s", op);
+    ckf_publisher_retire_stalled(pub);
+  }
+  if (result != VEC_PASSED)
+    return result;
+  ENSURE(strcmp(ckf_fence_name(ckf_publisher_fence(pub)),
+                json_is_null(fence) ? "" : vec_str(fence)) == 0,
+         "fence %s", ckf_fence_name(ckf_publisher_fence(pub)));
+  ENSURE_U64("last sequence", ckf_publisher_last_sequence(pub), vec_get(expected, "last_sequence"));
+  return VEC_PASSED;
+}
+
+static int run_publisher(const json_t *vector, char *why, size_t why_cap) {
+  const ckf_identity identity = {{{0}, {0}, 0, 0, 1}, 1, 1, {CKF_DEFAULT_SEED, 16}};
+  const json_t *step;
+  ckf_publisher pub;
+  sink_log log;
+  size_t i;
+  ENSURE(ckf_publisher_init(&pub, &identity,
+                            member_u64(vec_get(vector, "input"), "initial_sequence"), sink_take,
+                            &log) == CKF_OK,
+         "not set up");
+  json_array_foreach (vec_get(vector, "steps"), i, step) {
+    char reason[200];
+    if (publisher_step(&pub, &log, step, reason, sizeof reason) != VEC_PASSED)
+      return vec_fail(why, why_cap, "step %zu: %s", i, reason);
+  }
+  return VEC_PASSED;
+}
+
 /* ---- lane ---- */
 
 typedef struct lane {
@@ -1440,6 +1575,7 @@ KIND(assembly)
 KIND(producer)
 KIND(producer_soak)
 KIND(end_to_end)
+KIND(publisher)
 KIND(lane)
 KIND(search)
 KIND(study)
@@ -1466,6 +1602,7 @@ const vec_kind vec_ckf_kinds[] = {
     {"producer", start_producer},
     {"producer_soak", start_producer_soak},
     {"end_to_end", start_end_to_end},
+    {"publisher", start_publisher},
     {"lane", start_lane},
     {"search", start_search},
     {"study", start_study},
