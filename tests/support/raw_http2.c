@@ -56,8 +56,10 @@ void raw_open(raw_http2 *raw, uint16_t port) {
 void raw_close(raw_http2 *raw) {
   if (raw->fd >= 0)
     close(raw->fd);
-  nghttp2_hd_inflate_del(raw->inflater);
-  nghttp2_hd_deflate_del(raw->deflater);
+  if (raw->inflater != NULL)
+    nghttp2_hd_inflate_del(raw->inflater);
+  if (raw->deflater != NULL)
+    nghttp2_hd_deflate_del(raw->deflater);
   free(raw->in);
   memset(raw, 0, sizeof *raw);
   raw->fd = -1;

@@ -46,6 +46,7 @@ int raw_listen(uint16_t *port);
 void raw_open(raw_http2 *raw, uint16_t port);
 /* Takes an accepted socket. */
 void raw_take(raw_http2 *raw, int fd);
+/* Harmless when it is closed. */
 void raw_close(raw_http2 *raw);
 void raw_send(raw_http2 *raw, const void *bytes, size_t len);
 void raw_send_frame(raw_http2 *raw, uint8_t type, uint8_t flags, uint32_t stream,
