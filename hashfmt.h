@@ -374,6 +374,13 @@ HASHFMT_IMPL_API_ const char *hashfmt_strerror(int err) {
 #define HASHFMT_XXH3_FN static inline
 #endif
 
+/* gcc vectorises the accumulator lanes from level 3 on, which halves the time of long input. */
+#if defined(__GNUC__) && !defined(__clang__) && defined(__OPTIMIZE__) && !defined(__OPTIMIZE_SIZE__)
+#define HASHFMT_XXH3_VECTOR_FN HASHFMT_XXH3_FN __attribute__((optimize("O3")))
+#else
+#define HASHFMT_XXH3_VECTOR_FN HASHFMT_XXH3_FN
+#endif
+
 #define HASHFMT_XXH3_SECRET_BYTES 192
 #define HASHFMT_XXH3_SHORT_MAX 240 /* longest input that is hashed without accumulators */
 #define HASHFMT_XXH3_STRIPE_BYTES 64
@@ -634,8 +641,8 @@ HASHFMT_XXH3_FN uint64_t hashfmt_xxh3_acc_finish(uint64_t acc[8], const uint8_t 
 }
 
 /* Above 240 bytes. */
-HASHFMT_XXH3_FN uint64_t hashfmt_xxh3_long(const uint8_t *p, size_t len,
-                                           const hashfmt_xxh3_secret *secret) {
+HASHFMT_XXH3_VECTOR_FN uint64_t hashfmt_xxh3_long(const uint8_t *p, size_t len,
+                                                  const hashfmt_xxh3_secret *secret) {
   const size_t stripes = (len - 1) / HASHFMT_XXH3_STRIPE_BYTES;
   uint64_t acc[8];
   size_t i;
