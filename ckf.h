@@ -593,8 +593,8 @@ CKF_API size_t ckf_filter_contains_n(const ckf_filter *filter, const uint64_t *k
 /* ==== producer ==== */
 
 CKF_API ckf_producer_config ckf_producer_config_default(void);
-/** Bytes a producer needs (alignment 64 is used best, any works); 0 when the configuration is
- * refused. */
+/** Bytes a producer needs, at any alignment; 0 when the configuration is refused. From about 1 M
+ * blocks on, memory in huge pages makes events up to twice as fast. */
 CKF_API size_t ckf_producer_mem_size(const ckf_producer_config *cfg);
 /** Builds an empty producer in `mem`, which it uses as long as it lives; nothing has to be freed
  * but that block. Configuration errors as ckf_config_check, CKF_ERR_CAPACITY_OVERFLOW above
