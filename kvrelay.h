@@ -891,12 +891,12 @@ typedef struct kvrelay_source_config {
 
 typedef struct kvrelay_source_stats {
   uint64_t counts[KVRELAY_COUNT_LEN]; /* by enum kvrelay_count; blocks for orphan and omitted_capacity, batches for gap, loss, replay, else events */
-  uint64_t batches, stored, removed, cleared, tier_cleared; /* batches applied, events by kind */
+  uint64_t batches, stored, removed, cleared, tier_cleared; /* batches applied; events by tag, dropped ones too */
   uint64_t blocks_stored, blocks_removed;
   uint64_t last_sequence;
   bool has_sequence;
   uint64_t last_batch_ns; /* KVRELAY_TIME_NONE before the first */
-  bool complete;          /* false = partial: blocks may exist that the relay does not know */
+  bool complete;          /* false = partial: in some rank blocks may exist that the relay does not know */
 } kvrelay_source_stats;
 
 typedef struct kvrelay_source kvrelay_source;
@@ -923,7 +923,14 @@ KVRELAY_API KVRELAY_MUST_USE int kvrelay_source_lost(kvrelay_source *s, int reas
 KVRELAY_API KVRELAY_MUST_USE int kvrelay_source_event(kvrelay_source *s, bool has_rank, uint32_t rank, const kvrelay_engine_event *ev, uint64_t now_ns);
 /* Adds to a counter that only the layer outside sees (frames, trailing_bytes, rank_type …). */
 KVRELAY_API void kvrelay_source_count(kvrelay_source *s, int count, uint64_t n);
-/* Forgets everything this source brought, all ranks (source removed, disconnected too long). */
+/*
+ * The connection broke and stands again: unless the next batch continues exactly, another process is behind it and its state starts empty
+ * (events 3.4).
+ */
+KVRELAY_API void kvrelay_source_reconnected(kvrelay_source *s);
+/* False = partial: blocks of this rank may exist that the relay does not know; also for a foreign rank. */
+KVRELAY_API bool kvrelay_source_complete(const kvrelay_source *s, uint32_t rank);
+/* Forgets everything this source brought, all ranks that it named (source removed, disconnected too long). */
 KVRELAY_API KVRELAY_MUST_USE int kvrelay_source_clear(kvrelay_source *s, uint64_t now_ns);
 KVRELAY_API const kvrelay_source_stats *kvrelay_source_stats_get(const kvrelay_source *s);
 /* "orphan" …; NULL when out of range. */
