@@ -1,0 +1,950 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The relay side without a socket: admission, catalog, publication hub, cadence, lag, shutdown. Ids
+ * are the contract's. */
+#include "test_relay_fixture.h"
+
+/* ---- configuration ---- */
+
+Test(relay, C1_C3_defaults_are_valid_and_zero_is_refused) {
+  const kvrelay_relay_config good = fx_config();
+  kvrelay_relay_config cfg = kvrelay_relay_config_default();
+  cr_assert_neq(kvrelay_relay_mem_size(&cfg), 0);
+#define REFUSED(FIELD, VALUE)                                                                      \
+  do {                                                                                             \
+    cfg = good;                                                                                    \
+    cfg.FIELD = (VALUE);                                                                           \
+    cr_assert_eq(kvrelay_relay_mem_size(&cfg), 0, #FIELD " " #VALUE " was accepted");              \
+  } while (0)
+  REFUSED(max_pools, 0);
+  REFUSED(max_pools, 65537);
+  REFUSED(max_info_calls, 0);
+  REFUSED(max_catalog_subscribers, 0);
+  REFUSED(max_pool_streams, 0);
+  REFUSED(max_subscribers_per_pool, 0);
+  REFUSED(max_hubs, 0);
+  REFUSED(queue_frames, 0);
+  REFUSED(queue_bytes, 4194368);
+  REFUSED(queue_bytes, 4194623);
+  REFUSED(encoding_concurrency, 0);
+  REFUSED(max_bucket_count, 1);
+  REFUSED(max_bucket_count, 48);
+  REFUSED(max_bucket_count, (uint64_t)1 << 25);
+  REFUSED(chunk_buckets, 63);
+  REFUSED(chunk_buckets, 524289);
+  REFUSED(publication_threshold, 0);
+  REFUSED(publication_delay_ns, 0);
+  REFUSED(heartbeat_ns, 0);
+  REFUSED(snapshot_progress_ns, 0);
+  REFUSED(max_pool_streams, UINT32_MAX);
+#undef REFUSED
+}
+
+Test(relay, memory_one_byte_short_and_foreign_struct_size) {
+  kvrelay_relay_config cfg = fx_config();
+  kvrelay_relay relay;
+  size_t len = kvrelay_relay_mem_size(&cfg);
+  uint8_t *mem = malloc(len + 1);
+  cr_assert_eq(kvrelay_relay_init(&relay, &cfg, mem, len - 1, 0), KVRELAY_ERR_NOSPACE);
+  cr_assert_eq(kvrelay_relay_init_abi(&relay, sizeof relay + 8, &cfg, mem, len, 0),
+               KVRELAY_ERR_ABI);
+  cr_assert_eq(kvrelay_relay_init(&relay, &cfg, NULL, len, 0), KVRELAY_ERR_ARG);
+  cr_assert_eq(kvrelay_relay_init(&relay, &cfg, mem + 1, len, 0), KVRELAY_OK); /* any alignment */
+  cr_assert_eq(kvrelay_relay_check_(&relay), 0);
+  cfg.max_hubs = 0;
+  cr_assert_eq(kvrelay_relay_init(&relay, &cfg, mem, len, 0), KVRELAY_ERR_ARG);
+  free(mem);
+}
+
+/* ---- GetRelayInfo ---- */
+
+Test(relay, I3_info_has_both_numbers_and_ends_with_ok) {
+  kvrelay_relay_config cfg = fx_config();
+  fx *f = fx_open(&cfg);
+  kvrelay_request q = fx_request(KVRELAY_METHOD_GET_RELAY_INFO);
+  q.subscriber_id.len = 0; /* this one has none */
+  uint64_t calls[4];
+  for (int i = 0; i < 4; i++)
+    cr_assert_eq(fx_call(f, &q, &calls[i]), KVRELAY_OK);
+  ASSERT_REFUSED(f, &q, RESOURCE_LIMIT);
+  for (int i = 0; i < 4; i++) {
+    cr_assert(kvrelay_relay_call_admitted(&f->relay, calls[i]));
+    cr_assert_eq(fx_pull(f, calls[i]), KVRELAY_PULL_MESSAGE);
+    const kvrelay_envelope *e = &f->out.u.info.envelope;
+    cr_assert(f->out.method == KVRELAY_METHOD_GET_RELAY_INFO && e->protocol_version == 1 &&
+              e->contract_marker == 0x4B565231 && e->relay_present &&
+              e->relay.drt_instance_id == 17 && e->relay.relay_incarnation == 23);
+    cr_assert_eq(fx_pull(f, calls[i]), KVRELAY_PULL_END);
+    cr_assert(f->status.grpc == KVRELAY_GRPC_OK && f->status.reason == KVRELAY_REASON_NONE);
+    fx_hang_up(f, calls[i]);
+    cr_assert_eq(fx_pull(f, calls[i]), KVRELAY_ERR_NOT_FOUND);
+    fx_hang_up(f, calls[i]); /* unknown by now: ignored */
+  }
+  cr_assert_eq(fx_call(f, &q, &calls[0]), KVRELAY_OK);
+  cr_assert_eq(fx_pull(f, calls[3]), KVRELAY_ERR_NOT_FOUND,
+               "a number of a former call reached a new one");
+  fx_close(f);
+}
+
+Test(relay, methods_that_are_not_offered_after_the_marker) {
+  kvrelay_relay_config cfg = fx_config();
+  fx *f = fx_open(&cfg);
+  for (int32_t method = KVRELAY_METHOD_SUBSCRIBE_READINESS;
+       method <= KVRELAY_METHOD_SUBSCRIBE_SERVING_LOAD; method++) {
+    kvrelay_request q = fx_request(method);
+    q.subscriber_id.len = 0;
+    ASSERT_REFUSED(f, &q, NONE);
+    cr_assert_eq(f->status.grpc, KVRELAY_GRPC_UNIMPLEMENTED);
+    q.contract_marker = 0;
+    ASSERT_REFUSED(f, &q, CONTRACT_MISMATCH);
+  }
+  fx_close(f);
+}
+
+/* ---- admission ---- */
+
+Test(relay, T7_subscriber_ids) {
+  kvrelay_relay_config cfg = fx_config();
+  fx *f = fx_open(&cfg);
+  char longest[129];
+  memset(longest, 'x', sizeof longest);
+  uint64_t call;
+  kvrelay_request q = fx_request(KVRELAY_METHOD_WATCH_CATALOG);
+  cr_assert_eq(fx_call(f, &q, &call), KVRELAY_OK);
+  cr_assert_eq(fx_call(f, &q, &call), KVRELAY_OK); /* a label: two may use it, both count */
+  cr_assert_eq(kvrelay_relay_stats_get(&f->relay).catalog_streams, 2);
+  q.subscriber_id = (kvrelay_text){(const uint8_t *)longest, 128};
+  cr_assert_eq(fx_call(f, &q, &call), KVRELAY_OK);
+  q.subscriber_id.len = 129;
+  ASSERT_REFUSED(f, &q, INVALID_REQUEST);
+  q.subscriber_id.len = 0;
+  ASSERT_REFUSED(f, &q, INVALID_REQUEST);
+  q.subscriber_id = text_of("consumer\nspoof");
+  ASSERT_REFUSED(f, &q, INVALID_REQUEST);
+  fx_close(f);
+}
+
+Test(relay, T5_expected_producer) {
+  kvrelay_relay_config cfg = fx_config();
+  fx *f = fx_open(&cfg);
+  fx_pool *p = fx_publish(f, 1, 32);
+  const kvrelay_request good = fx_pool_request(p);
+  kvrelay_request q = good;
+  q.contract_marker = 0;
+  ASSERT_REFUSED(f, &q, CONTRACT_MISMATCH);
+  cr_assert_eq(f->status.grpc, KVRELAY_GRPC_FAILED_PRECONDITION);
+  q = good;
+  q.expected_producer.pool_id.identity_version++;
+  ASSERT_REFUSED(f, &q, UNSUPPORTED_FEATURE);
+  cr_assert_eq(f->status.grpc, KVRELAY_GRPC_FAILED_PRECONDITION);
+  cr_assert_not_null(strstr(f->status.text, "PoolIdentityVersion"));
+  q = good;
+  q.expected_producer.layout_generation = 0;
+  ASSERT_REFUSED(f, &q, INVALID_REQUEST);
+  cr_assert_eq(f->status.grpc, KVRELAY_GRPC_INVALID_ARGUMENT);
+  cr_assert_not_null(strstr(f->status.text, "ZeroLayoutGeneration"));
+  q = good;
+  q.expected_producer.present = false;
+  ASSERT_REFUSED(f, &q, INVALID_REQUEST);
+  q = good;
+  q.expected_producer.pool_id.dc_id++;
+  ASSERT_REFUSED(f, &q, POOL_NOT_FOUND);
+  cr_assert_eq(f->status.grpc, KVRELAY_GRPC_NOT_FOUND);
+  cr_assert_not_null(
+      strstr(f->status.text,
+             "01010101010101010101010101010101:02020202020202020202020202020202/0000000000000004"));
+  q = good;
+  q.expected_producer.producer_incarnation++;
+  ASSERT_REFUSED(f, &q, PRODUCER_CHANGED);
+  cr_assert_eq(f->status.grpc, KVRELAY_GRPC_FAILED_PRECONDITION);
+  q = good;
+  q.expected_producer.ckf_format.bucket_count *= 2;
+  ASSERT_REFUSED(f, &q, PRODUCER_CHANGED);
+  uint64_t call;
+  cr_assert_eq(fx_call(f, &good, &call), KVRELAY_OK);
+  kvrelay_relay_stats st = kvrelay_relay_stats_get(&f->relay);
+  cr_assert(st.refused[KVRELAY_REASON_CONTRACT_MISMATCH] == 1 &&
+            st.refused[KVRELAY_REASON_INVALID_REQUEST] == 2 &&
+            st.refused[KVRELAY_REASON_UNSUPPORTED_FEATURE] == 1 &&
+            st.refused[KVRELAY_REASON_POOL_NOT_FOUND] == 1 &&
+            st.refused[KVRELAY_REASON_PRODUCER_CHANGED] == 2 && st.pool_streams == 1);
+  fx_close(f);
+}
+
+/* Each step breaks the check of its number and all later ones; the earliest decides. */
+Test(relay, order_of_admission) {
+  kvrelay_relay_config cfg = fx_config();
+  cfg.max_pool_streams = 1;
+  cfg.max_catalog_subscribers = 1;
+  fx *f = fx_open(&cfg);
+  fx_pool *p = fx_publish(f, 1, 32);
+  const kvrelay_request good = fx_pool_request(p);
+  uint64_t call;
+  cr_assert_eq(fx_call(f, &good, &call), KVRELAY_OK); /* step 5 refuses from here on */
+  kvrelay_request q = good;
+  q.expected_producer.pool_id.dc_id++;
+  ASSERT_REFUSED(f, &q, RESOURCE_LIMIT);
+  q.expected_producer.layout_generation = 0;
+  ASSERT_REFUSED(f, &q, INVALID_REQUEST);
+  cr_assert_not_null(strstr(f->status.text, "ZeroLayoutGeneration"));
+  q.expected_producer.present = false;
+  ASSERT_REFUSED(f, &q, INVALID_REQUEST);
+  cr_assert_null(strstr(f->status.text, "ZeroLayoutGeneration"));
+  q.subscriber_id.len = 0;
+  ASSERT_REFUSED(f, &q, INVALID_REQUEST);
+  cr_assert_not_null(strstr(f->status.text, "subscriber_id"));
+  q.contract_marker++;
+  ASSERT_REFUSED(f, &q, CONTRACT_MISMATCH);
+  fx_hang_up(f, call);
+
+  /* 6 before 7 before 8 */
+  kvrelay_relay_shutdown(&f->relay, f->now);
+  q = good;
+  ASSERT_REFUSED(f, &q, PUBLICATION_UNAVAILABLE);
+  q.expected_producer.layout_generation++;
+  ASSERT_REFUSED(f, &q, PRODUCER_CHANGED);
+  q.expected_producer.pool_id.dc_id++;
+  ASSERT_REFUSED(f, &q, POOL_NOT_FOUND);
+  fx_close(f);
+
+  f = fx_open(&cfg);
+  q = fx_request(KVRELAY_METHOD_WATCH_CATALOG);
+  cr_assert_eq(fx_call(f, &q, &call), KVRELAY_OK);
+  ASSERT_REFUSED(f, &q, RESOURCE_LIMIT);
+  cr_assert_eq(f->status.grpc, KVRELAY_GRPC_RESOURCE_EXHAUSTED);
+  cr_assert_not_null(strstr(f->status.text, "1"));
+  q.subscriber_id.len = 0;
+  ASSERT_REFUSED(f, &q, INVALID_REQUEST);
+  fx_close(f);
+}
+
+Test(relay, T4_T8_H14_stream_permits) {
+  for (uint32_t limit = 1; limit <= 65; limit += 64) {
+    kvrelay_relay_config cfg = fx_config();
+    cfg.max_pool_streams = cfg.max_subscribers_per_pool = limit;
+    cfg.encoding_concurrency = limit;
+    fx *f = fx_open(&cfg);
+    fx_pool *p = fx_publish(f, 1, 32);
+    kvrelay_request q = fx_pool_request(p);
+    uint64_t calls[65];
+    for (uint32_t i = 0; i < limit; i++)
+      cr_assert_eq(fx_call(f, &q, &calls[i]), KVRELAY_OK);
+    ASSERT_REFUSED(f, &q, RESOURCE_LIMIT);
+    cr_assert_eq(f->status.grpc, KVRELAY_GRPC_RESOURCE_EXHAUSTED);
+    fx_hang_up(f, calls[limit / 2]);
+    cr_assert_eq(fx_call(f, &q, &calls[limit / 2]), KVRELAY_OK);
+    ASSERT_REFUSED(f, &q, RESOURCE_LIMIT);
+    fx_close(f);
+  }
+}
+
+Test(relay, H3_subscribers_per_pool) {
+  kvrelay_relay_config cfg = fx_config();
+  cfg.max_subscribers_per_pool = 1;
+  fx *f = fx_open(&cfg);
+  reader a, b;
+  fx_pool *p = fx_publish(f, 1, 32);
+  cr_assert_eq(reader_open(f, &a, p), KVRELAY_OK);
+  cr_assert_eq(reader_open(f, &b, p), KVRELAY_ERR_REFUSED);
+  cr_assert_eq(f->status.reason, KVRELAY_REASON_RESOURCE_LIMIT);
+  cr_assert_eq(kvrelay_relay_stats_get(&f->relay).pool_streams, 1,
+               "a refused stream kept its permit");
+  fx_publish(f, 2, 32);
+  cr_assert_eq(reader_open(f, &b, &f->pools[2]), KVRELAY_OK);
+  fx_close(f);
+}
+
+/* ---- snapshot permit ---- */
+
+Test(relay, waiting_for_a_snapshot_permit_is_first_come_first_served) {
+  kvrelay_relay_config cfg = fx_config();
+  cfg.encoding_concurrency = 1;
+  fx *f = fx_open(&cfg);
+  fx_pool *p = fx_publish(f, 1, 1000);
+  reader r[3];
+  for (int i = 0; i < 3; i++)
+    cr_assert_eq(reader_open(f, &r[i], p), KVRELAY_OK);
+  for (int i = 0; i < 3; i++)
+    cr_assert_eq(kvrelay_relay_call_admitted(&f->relay, r[i].call), i == 0);
+  cr_assert_eq(reader_pull(f, &r[1]), KVRELAY_PULL_NONE);
+  cr_assert_eq(reader_pull(f, &r[2]), KVRELAY_PULL_NONE);
+  fx_delta(f, p); /* the waiting ones pin no copy: their cut comes later */
+  for (int i = 0; i < 8; i++)
+    cr_assert_eq(reader_pull(f, &r[0]), KVRELAY_PULL_MESSAGE);
+  cr_assert_leq(kvrelay_relay_deadline_ns(&f->relay), f->now, "nobody would admit the next one");
+  cr_assert(
+      !kvrelay_relay_call_admitted(&f->relay, r[1].call)); /* the last chunk may still be read */
+  fx_tick(f, 0);
+  cr_assert_eq(reader_drain(f, &r[0]), KVRELAY_PULL_NONE);
+  cr_assert(reader_current(&r[0]) && r[0].sequence == 1);
+  cr_assert(kvrelay_relay_call_admitted(&f->relay, r[1].call));
+  cr_assert(!kvrelay_relay_call_admitted(&f->relay, r[2].call));
+  cr_assert(fx_ready(f, r[1].call));
+  reader_close(f, &r[1]); /* gives the permit back unused */
+  cr_assert(kvrelay_relay_call_admitted(&f->relay, r[2].call));
+  cr_assert(fx_ready(f, r[2].call));
+  cr_assert_eq(reader_drain(f, &r[2]), KVRELAY_PULL_NONE);
+  cr_assert(reader_current(&r[2]) && r[2].sequence == 1);
+  fx_close(f);
+}
+
+Test(relay, H13_a_wait_ends_with_retirement_or_shutdown) {
+  for (int shutdown = 0; shutdown < 2; shutdown++) {
+    kvrelay_relay_config cfg = fx_config();
+    cfg.encoding_concurrency = 1;
+    cfg.max_pool_streams = 2;
+    fx *f = fx_open(&cfg);
+    fx_publish(f, 1, 1000);
+    fx_publish(f, 2, 1000);
+    reader a, b, c;
+    cr_assert_eq(reader_open(f, &a, &f->pools[1]), KVRELAY_OK);
+    kvrelay_request unknown = fx_pool_request(&f->pools[1]);
+    unknown.expected_producer.pool_id.dc_id++;
+    ASSERT_REFUSED(f, &unknown, POOL_NOT_FOUND); /* before any wait */
+    cr_assert_eq(reader_open(f, &b, &f->pools[2]), KVRELAY_OK);
+    cr_assert_eq(reader_pull(f, &b), KVRELAY_PULL_NONE);
+    ASSERT_REFUSED(f, &unknown, RESOURCE_LIMIT); /* global and at once */
+    if (shutdown)
+      kvrelay_relay_shutdown(&f->relay, f->now);
+    else
+      fx_withdraw(f, 2);
+    cr_assert(fx_ready(f, b.call));
+    ASSERT_ENDED(f, &b, PUBLICATION_UNAVAILABLE);
+    cr_assert(!kvrelay_relay_call_admitted(&f->relay, b.call));
+    cr_assert_eq(kvrelay_relay_stats_get(&f->relay).pool_streams, 2);
+    reader_close(f, &b);
+    cr_assert_eq(kvrelay_relay_stats_get(&f->relay).pool_streams, 1);
+    if (!shutdown) {
+      fx_publish(f, 3, 32);
+      cr_assert_eq(reader_open(f, &c, &f->pools[3]), KVRELAY_OK);
+    }
+    fx_close(f);
+  }
+}
+
+Test(relay, H11_progress_timeout_gives_the_permit_back) {
+  kvrelay_relay_config cfg = fx_config();
+  cfg.encoding_concurrency = 1;
+  cfg.snapshot_progress_ns = 20 * MS;
+  fx *f = fx_open(&cfg);
+  fx_pool *p = fx_publish(f, 1, 1000);
+  reader a, b;
+  cr_assert_eq(reader_open(f, &a, p), KVRELAY_OK);
+  cr_assert_eq(reader_open(f, &b, p), KVRELAY_OK);
+  cr_assert_eq(reader_pull(f, &a), KVRELAY_PULL_MESSAGE);
+  fx_tick(f, 19 * MS);
+  cr_assert_eq(reader_pull(f, &a), KVRELAY_PULL_MESSAGE); /* each chunk has the whole time */
+  cr_assert_eq(kvrelay_relay_deadline_ns(&f->relay), f->now + 20 * MS);
+  fx_tick(f, 20 * MS - 1);
+  cr_assert(!kvrelay_relay_call_admitted(&f->relay, b.call));
+  fx_tick(f, 1);
+  cr_assert(kvrelay_relay_call_admitted(&f->relay, b.call)); /* before a reads again */
+  cr_assert_eq(reader_drain(f, &b), KVRELAY_PULL_NONE);
+  ASSERT_ENDED(f, &a, SNAPSHOT_PROGRESS_TIMEOUT);
+  cr_assert_not_null(strstr(f->status.text, "20"));
+  cr_assert(a.chunks == 2 && reader_current(&b));
+  kvrelay_relay_stats st = kvrelay_relay_stats_get(&f->relay);
+  cr_assert(st.progress_timeouts == 1 && st.producers_fenced == 0 && st.pool_streams == 2);
+  cr_assert_eq(kvrelay_pool_subscribers(p->pool), 1);
+  fx_delta(f, p);
+  cr_assert_eq(reader_drain(f, &b), KVRELAY_PULL_NONE);
+  cr_assert(reader_current(&b));
+  fx_close(f);
+}
+
+/* ---- catalog ---- */
+
+Test(relay, I3_catalog_of_32_pools_in_ascending_order) {
+  kvrelay_relay_config cfg = fx_config();
+  fx *f = fx_open(&cfg);
+  uint64_t call;
+  kvrelay_request q = fx_request(KVRELAY_METHOD_WATCH_CATALOG);
+  cr_assert_eq(fx_call(f, &q, &call), KVRELAY_OK);
+  cr_assert(kvrelay_relay_call_admitted(&f->relay, call));
+  cr_assert_eq(fx_pull(f, call), KVRELAY_PULL_MESSAGE); /* at once, also when it is empty */
+  cr_assert(f->out.u.catalog.revision == 0 && f->out.u.catalog.pools_len == 0 &&
+            f->out.u.catalog.snapshot_present);
+  cr_assert_eq(fx_pull(f, call), KVRELAY_PULL_NONE);
+  for (unsigned i = 0; i < 32; i++)
+    fx_publish(f, (i * 19 + 7) % 32, 32);
+  cr_assert(fx_ready(f, call));
+  cr_assert(!fx_ready(f, call), "named twice");
+  cr_assert_eq(fx_pull(f, call), KVRELAY_PULL_MESSAGE); /* only the newest */
+  const kvrelay_catalog_update *m = &f->out.u.catalog;
+  cr_assert(m->revision == 32 && m->pools_len == 32);
+  uint64_t generations = 0;
+  for (unsigned i = 0; i < 32; i++) {
+    const kvrelay_descriptor *d = &m->pools[i];
+    cr_assert_eq(kvrelay_check_descriptor(d).class_, KVRELAY_CLASS_OK);
+    cr_assert_eq(d->producer.pool_id.domain.cache_semantics.digest[0], i);
+    cr_assert_eq(d->producer.producer_incarnation, 23);
+    cr_assert(
+        kvrelay_text_equal(d->serving_endpoint.endpoint, (kvrelay_text){f->pools[i].name, 3}));
+    cr_assert_neq(d->serving_endpoint.endpoint.ptr, f->pools[i].name, "lent, not copied");
+    generations |= UINT64_C(1) << d->producer.layout_generation;
+  }
+  cr_assert_eq(generations, 0x1FFFFFFFE, "layout generations are not 1 .. 32");
+  cr_assert_eq(fx_pull(f, call), KVRELAY_PULL_NONE);
+  fx_withdraw(f, 5);
+  cr_assert(fx_ready(f, call));
+  cr_assert_eq(fx_pull(f, call), KVRELAY_PULL_MESSAGE);
+  cr_assert(f->out.u.catalog.revision == 33 && f->out.u.catalog.pools_len == 31);
+  cr_assert_eq(fx_try_publish(f, 5), KVRELAY_OK);
+  cr_assert_eq(kvrelay_pool_descriptor(f->pools[5].pool)->producer.layout_generation, 33);
+  fx_close(f);
+}
+
+Test(relay, what_may_be_published) {
+  kvrelay_relay_config cfg = fx_config();
+  cfg.max_pools = 2;
+  cfg.max_bucket_count = 64;
+  fx *f = fx_open(&cfg);
+  fx_pool *p = &f->pools[1];
+  kvrelay_registration two[2];
+  kvrelay_text names[2] = {text_of("chat"), text_of("llama")};
+  static const int32_t twice[] = {2, 2};
+  fx_state(p, 32);
+#define NOT_FIT(CHANGE)                                                                            \
+  do {                                                                                             \
+    fx_describe(p, 1);                                                                             \
+    two[0] = two[1] = p->registration;                                                             \
+    CHANGE;                                                                                        \
+    cr_assert_eq(kvrelay_relay_pool_mem_size(&f->relay, &p->descriptor), 0, #CHANGE);              \
+    cr_assert_eq(fx_try_publish(f, 1), KVRELAY_ERR_ARG, #CHANGE);                                  \
+  } while (0)
+  NOT_FIT(p->descriptor.registrations_len = 0);
+  NOT_FIT(p->registration.canonical_model_id = text_of(""));
+  NOT_FIT(p->registration.canonical_model_id = text_of(" llama"));
+  NOT_FIT(p->registration.canonical_model_id = text_of("lla\nma"));
+  NOT_FIT(p->registration.target.kind = 0);
+  NOT_FIT(p->registration.target.base_model = text_of("lla\nma"));
+  NOT_FIT(p->registration.aliases = &names[1]); /* alias equals an id of the pool */
+  NOT_FIT(
+      (p->descriptor.registrations = two, p->descriptor.registrations_len = 2)); /* repeated id */
+  NOT_FIT((p->descriptor.registrations = two,
+           p->descriptor.registrations_len = 2, /* alias with two owners */
+           two[1].canonical_model_id = text_of("mistral")));
+  NOT_FIT(p->descriptor.pool_roles.len = 0);
+  NOT_FIT((p->descriptor.pool_roles = (kvrelay_roles){twice, 2}));
+  NOT_FIT(p->descriptor.serving_endpoint.component.len = 0);
+  NOT_FIT(p->descriptor.query_semantics.kv_block_size = 0);
+  NOT_FIT(p->descriptor.query_semantics.hash_format = 3);
+  NOT_FIT(p->descriptor.producer.pool_id.domain.cache_semantics.digest_len = 15);
+#undef NOT_FIT
+  cr_assert_eq(kvrelay_relay_stats_get(&f->relay).catalog_revision, 0);
+  fx_publish(f, 2, 32);
+  cr_assert_eq(kvrelay_pool_descriptor(f->pools[2].pool)->producer.layout_generation, 1,
+               "refused attempts took numbers");
+  fx_describe(p, 2); /* the same id and endpoint */
+  cr_assert_eq(fx_try_publish(f, 1), KVRELAY_ERR_STATE);
+  p->descriptor.producer.pool_id.dc_id++; /* the same endpoint */
+  cr_assert_eq(fx_try_publish(f, 1), KVRELAY_ERR_STATE);
+  free(p->state_mem);
+  fx_state(p, 1000); /* above max_bucket_count */
+  fx_describe(p, 1);
+  cr_assert_eq(fx_try_publish(f, 1), KVRELAY_ERR_LIMIT);
+  fx_publish(f, 3, 32);
+  fx_state(&f->pools[4], 32);
+  fx_describe(&f->pools[4], 4);
+  cr_assert_eq(fx_try_publish(f, 4), KVRELAY_ERR_LIMIT); /* max_pools */
+  fx_withdraw(f, 3);
+  size_t len = kvrelay_relay_pool_mem_size(&f->relay, &f->pools[4].descriptor);
+  uint8_t *mem = malloc(len);
+  kvrelay_pool *pool;
+  cr_assert_eq(kvrelay_relay_pool_add(&f->relay, &f->pools[4].descriptor, &f->pools[4].state, mem,
+                                      len - 1, 0, &pool),
+               KVRELAY_ERR_NOSPACE);
+  free(mem);
+  kvrelay_relay_shutdown(&f->relay, f->now);
+  cr_assert_eq(fx_try_publish(f, 4), KVRELAY_ERR_STATE);
+  fx_close(f);
+}
+
+/* ---- hub ---- */
+
+Test(relay, blocks_before_the_first_subscriber_are_in_the_snapshot_of_sequence_0) {
+  kvrelay_relay_config cfg = fx_config();
+  fx *f = fx_open(&cfg);
+  fx_pool *p = fx_publish(f, 1, 1000);
+  reader r;
+  fx_store(p, 100);
+  fx_changed(f, p); /* no hub: drained, not counted */
+  cr_assert_eq(ckf_producer_pending(&p->state), 0);
+  fx_store(p, 3); /* pending at the cut */
+  cr_assert_eq(reader_open(f, &r, p), KVRELAY_OK);
+  cr_assert_eq(reader_drain(f, &r), KVRELAY_PULL_NONE);
+  cr_assert(r.sequence == 0 && r.chunks == 8 && reader_current(&r));
+  cr_assert_eq(kvrelay_pool_sequence(p->pool), 0);
+  fx_close(f);
+}
+
+Test(relay, H1_H8_one_frame_for_all_subscribers) {
+  kvrelay_relay_config cfg = fx_config();
+  fx *f = fx_open(&cfg);
+  fx_pool *p = fx_publish(f, 1, 32);
+  reader a, b, c;
+  cr_assert_eq(reader_open(f, &a, p), KVRELAY_OK);
+  cr_assert_eq(reader_open(f, &b, p), KVRELAY_OK);
+  cr_assert_eq(reader_drain(f, &a), KVRELAY_PULL_NONE);
+  cr_assert_eq(reader_drain(f, &b), KVRELAY_PULL_NONE);
+  fx_delta(f, p);
+  cr_assert_eq(reader_pull(f, &a), KVRELAY_PULL_MESSAGE);
+  const uint8_t *payload = f->out.u.filter.payload;
+  cr_assert_eq(reader_pull(f, &b), KVRELAY_PULL_MESSAGE);
+  cr_assert_eq(f->out.u.filter.payload, payload, "encoded twice");
+  ckf_cbi1_frame frame;
+  cr_assert_eq(ckf_cbi1_decode(&a.format, payload, f->out.u.filter.payload_len, &frame), CKF_OK);
+  cr_assert_eq(ckf_replica_apply(&a.replica, &frame),
+               CKF_ERR_SEQUENCE); /* the same delta again is a gap */
+  cr_assert_eq(reader_open(f, &c, p), KVRELAY_OK);
+  cr_assert_eq(reader_drain(f, &c), KVRELAY_PULL_NONE);
+  cr_assert(c.sequence == 1 && reader_current(&c) && reader_current(&b));
+  cr_assert_eq(kvrelay_relay_stats_get(&f->relay).deltas_published, 1);
+  fx_close(f);
+}
+
+Test(relay, H6_an_idle_hub_advances_without_encoding) {
+  kvrelay_relay_config cfg = fx_config();
+  fx *f = fx_open(&cfg);
+  fx_pool *p = fx_publish(f, 1, 32);
+  reader r;
+  cr_assert_eq(reader_open(f, &r, p), KVRELAY_OK);
+  reader_close(f, &r);
+  for (int i = 0; i < 5; i++)
+    fx_delta(f, p);
+  kvrelay_relay_stats st = kvrelay_relay_stats_get(&f->relay);
+  cr_assert(st.deltas_published == 0 && st.hubs == 1 && st.idle_hubs == 1);
+  cr_assert_eq(kvrelay_pool_sequence(p->pool), 5);
+  fx_store(p, 1); /* pending: one more */
+  cr_assert_eq(reader_open(f, &r, p), KVRELAY_OK);
+  cr_assert_eq(reader_drain(f, &r), KVRELAY_PULL_NONE);
+  cr_assert(r.sequence == 6 && reader_current(&r));
+  fx_close(f);
+}
+
+/* A change that is undone before the next delta must not stay in the snapshot of somebody who
+ * joined in between. */
+Test(relay, a_change_that_is_undone_after_the_cut_reaches_the_newcomer) {
+  kvrelay_relay_config cfg = fx_config();
+  fx *f = fx_open(&cfg);
+  fx_pool *p = fx_publish(f, 1, 32);
+  reader a, b;
+  cr_assert_eq(reader_open(f, &a, p), KVRELAY_OK);
+  fx_store(p, 1); /* pending */
+  cr_assert_eq(reader_open(f, &b, p), KVRELAY_OK);
+  fx_drop(p, 1);
+  cr_assert_eq(kvrelay_relay_pool_publish(&f->relay, p->pool, f->now), KVRELAY_OK);
+  cr_assert_eq(reader_drain(f, &a), KVRELAY_PULL_NONE);
+  cr_assert_eq(reader_drain(f, &b), KVRELAY_PULL_NONE);
+  cr_assert(reader_current(&a) && reader_current(&b) && a.sequence == 2 && b.sequence == 2);
+  fx_close(f);
+}
+
+Test(relay, H4_an_idle_hub_makes_room_and_its_sequence_goes_on_later) {
+  kvrelay_relay_config cfg = fx_config();
+  cfg.max_hubs = 1;
+  cfg.encoding_concurrency = 4;
+  fx *f = fx_open(&cfg);
+  fx_pool *p = fx_publish(f, 1, 1000), *q = fx_publish(f, 2, 1000);
+  reader a, b;
+  cr_assert_eq(reader_open(f, &a, p), KVRELAY_OK); /* its snapshot is being sent */
+  cr_assert_eq(reader_open(f, &b, q), KVRELAY_ERR_REFUSED);
+  cr_assert_eq(f->status.reason, KVRELAY_REASON_RESOURCE_LIMIT);
+  cr_assert_not_null(strstr(f->status.text, "hub"));
+  cr_assert_eq(reader_drain(f, &a), KVRELAY_PULL_NONE); /* now only a subscriber */
+  cr_assert_eq(reader_open(f, &b, q), KVRELAY_ERR_REFUSED);
+  fx_delta(f, p);
+  reader_close(f, &a);
+  cr_assert_eq(kvrelay_relay_stats_get(&f->relay).pool_streams, 0);
+  cr_assert_eq(reader_open(f, &b, q), KVRELAY_OK); /* idle: evicted */
+  fx_delta(f, p);
+  fx_delta(f, q);
+  cr_assert_eq(kvrelay_pool_sequence(p->pool), 1, "it moved without a hub");
+  reader_close(f, &b);
+  cr_assert_eq(reader_open(f, &a, p), KVRELAY_OK);
+  cr_assert_eq(reader_drain(f, &a), KVRELAY_PULL_NONE);
+  cr_assert(a.sequence == 1 && reader_current(&a));
+  fx_delta(f, p);
+  cr_assert_eq(reader_drain(f, &a), KVRELAY_PULL_NONE);
+  cr_assert(a.sequence == 2 && reader_current(&a));
+  fx_close(f);
+}
+
+Test(relay, H4_a_hub_somebody_waits_for_is_not_evicted) {
+  kvrelay_relay_config cfg = fx_config();
+  cfg.max_hubs = 2;
+  cfg.encoding_concurrency = 1;
+  fx *f = fx_open(&cfg);
+  fx_pool *p = fx_publish(f, 1, 1000), *q = fx_publish(f, 2, 1000), *s = fx_publish(f, 3, 1000);
+  reader a, b, c, d;
+  cr_assert_eq(reader_open(f, &a, p), KVRELAY_OK);
+  reader_close(f, &a);                             /* p: idle */
+  cr_assert_eq(reader_open(f, &b, q), KVRELAY_OK); /* q: busy, holds the permit */
+  cr_assert_eq(reader_open(f, &c, s), KVRELAY_OK); /* waits, and will need a hub */
+  cr_assert_eq(reader_open(f, &d, p), KVRELAY_OK); /* waits for p's */
+  reader_drain(f, &b);
+  fx_tick(f, 0);
+  ASSERT_ENDED(f, &c, RESOURCE_LIMIT); /* p is wanted, q is used */
+  cr_assert(!kvrelay_relay_call_admitted(&f->relay, c.call));
+  cr_assert_eq(reader_drain(f, &d), KVRELAY_PULL_NONE);
+  cr_assert(reader_current(&d));
+  cr_assert_eq(kvrelay_relay_stats_get(&f->relay).refused[KVRELAY_REASON_RESOURCE_LIMIT], 1);
+  fx_close(f);
+}
+
+/* ---- withdrawal and fencing ---- */
+
+Test(relay, withdrawal_ends_streams_and_drops_what_waits) {
+  kvrelay_relay_config cfg = fx_config();
+  fx *f = fx_open(&cfg);
+  fx_pool *p = fx_publish(f, 1, 1000);
+  reader a, b;
+  kvrelay_request stale = fx_pool_request(p);
+  cr_assert_eq(reader_open(f, &a, p), KVRELAY_OK);
+  cr_assert_eq(reader_drain(f, &a), KVRELAY_PULL_NONE);
+  cr_assert_eq(reader_open(f, &b, p), KVRELAY_OK); /* in its snapshot */
+  fx_delta(f, p);
+  fx_withdraw(f, 1);
+  cr_assert_eq(kvrelay_relay_stats_get(&f->relay).hubs, 0);
+  cr_assert(fx_ready(f, a.call));
+  ASSERT_ENDED(f, &a, PUBLICATION_UNAVAILABLE);
+  ASSERT_ENDED(f, &b, PUBLICATION_UNAVAILABLE);
+  ASSERT_ENDED(f, &b, PUBLICATION_UNAVAILABLE); /* until it is closed */
+  ASSERT_REFUSED(f, &stale, POOL_NOT_FOUND);
+  cr_assert_eq(fx_try_publish(f, 1), KVRELAY_OK);
+  ASSERT_REFUSED(f, &stale, PRODUCER_CHANGED);
+  reader_close(f, &a);
+  reader_close(f, &b);
+  cr_assert_eq(reader_open(f, &a, p), KVRELAY_OK);
+  fx_close(f);
+}
+
+/* Damages the state behind the relay's back, as memory errors would. */
+static void damage(fx_pool *p) { p->state.filter_.format_.bucket_count /= 2; }
+
+Test(relay, a_broken_state_fences_the_producer) {
+  for (int by_tick = 0; by_tick < 2; by_tick++) {
+    kvrelay_relay_config cfg = fx_config();
+    cfg.publication_threshold = 2;
+    fx *f = fx_open(&cfg);
+    fx_pool *p = fx_publish(f, 1, 1000);
+    uint64_t catalog;
+    kvrelay_request q = fx_request(KVRELAY_METHOD_WATCH_CATALOG);
+    cr_assert_eq(fx_call(f, &q, &catalog), KVRELAY_OK);
+    (void)fx_pull(f, catalog);
+    cr_assert_eq(fx_pull(f, catalog), KVRELAY_PULL_NONE);
+    q = fx_pool_request(p);
+    reader r;
+    cr_assert_eq(reader_open(f, &r, p), KVRELAY_OK);
+    reader_drain(f, &r);
+    fx_store(p, 1);
+    fx_changed(f, p);
+    damage(p);
+    cr_assert_eq(kvrelay_pool_fenced(p->pool), KVRELAY_OK);
+    if (by_tick)
+      fx_tick(f, SECOND);
+    else
+      cr_assert_eq(kvrelay_relay_pool_publish(&f->relay, p->pool, f->now), KVRELAY_ERR_INVARIANT);
+    cr_assert_eq(kvrelay_pool_fenced(p->pool), KVRELAY_ERR_INVARIANT);
+    cr_assert_eq(kvrelay_relay_pool_changed(&f->relay, p->pool, f->now), KVRELAY_ERR_INVARIANT);
+    cr_assert_eq(kvrelay_relay_pool_publish(&f->relay, p->pool, f->now), KVRELAY_ERR_INVARIANT);
+    cr_assert_eq(kvrelay_relay_stats_get(&f->relay).producers_fenced, 1);
+    cr_assert_eq(fx_pull(f, catalog), KVRELAY_PULL_MESSAGE);
+    cr_assert(f->out.u.catalog.pools_len == 0 && f->out.u.catalog.revision == 2);
+    ASSERT_ENDED(f, &r, PUBLICATION_UNAVAILABLE);
+    ASSERT_REFUSED(f, &q, POOL_NOT_FOUND);
+    fx_withdraw(f, 1);
+    cr_assert_eq(kvrelay_relay_stats_get(&f->relay).catalog_revision, 2, "left the catalog twice");
+    fx_close(f);
+  }
+}
+
+Test(relay, a_snapshot_that_cannot_be_encoded_is_an_invalid_publication) {
+  kvrelay_relay_config cfg = fx_config();
+  fx *f = fx_open(&cfg);
+  fx_pool *p = fx_publish(f, 1, 1000);
+  kvrelay_request q = fx_pool_request(p);
+  damage(p);
+  ASSERT_REFUSED(f, &q, INVALID_PUBLICATION);
+  cr_assert_eq(f->status.grpc, KVRELAY_GRPC_FAILED_PRECONDITION);
+  cr_assert_eq(kvrelay_pool_fenced(p->pool), KVRELAY_ERR_INVARIANT);
+  ASSERT_REFUSED(f, &q, POOL_NOT_FOUND);
+  fx_close(f);
+}
+
+Test(relay, the_last_sequence_is_the_end) {
+  kvrelay_relay_config cfg = fx_config();
+  fx *f = fx_open(&cfg);
+  fx_pool *p = fx_publish(f, 1, 32);
+  reader r;
+  p->pool->sequence_ = UINT64_MAX - 1;
+  cr_assert_eq(reader_open(f, &r, p), KVRELAY_OK);
+  fx_delta(f, p);
+  cr_assert_eq(reader_drain(f, &r), KVRELAY_PULL_NONE);
+  cr_assert(r.sequence == UINT64_MAX && reader_current(&r));
+  fx_store(p, 1);
+  cr_assert_eq(kvrelay_relay_pool_publish(&f->relay, p->pool, f->now), KVRELAY_ERR_EXHAUSTED);
+  ASSERT_ENDED(f, &r, PUBLICATION_UNAVAILABLE);
+  f->relay.generation_ = UINT64_MAX;
+  fx_state(&f->pools[2], 32);
+  fx_describe(&f->pools[2], 2);
+  cr_assert_eq(fx_try_publish(f, 2), KVRELAY_ERR_EXHAUSTED);
+  fx_close(f);
+}
+
+/* ---- cadence and heartbeat ---- */
+
+Test(relay, deltas_come_at_the_threshold_or_after_the_delay) {
+  kvrelay_relay_config cfg = fx_config();
+  cfg.publication_threshold = 16;
+  cfg.publication_delay_ns = MS;
+  fx *f = fx_open(&cfg);
+  fx_pool *p = fx_publish(f, 1, 1000), *q = fx_publish(f, 2, 1000);
+  reader r, s;
+  cr_assert_eq(reader_open(f, &r, p), KVRELAY_OK);
+  cr_assert_eq(reader_open(f, &s, q), KVRELAY_OK);
+  reader_drain(f, &r);
+  reader_drain(f, &s);
+  for (int i = 0; i < 15; i++) {
+    fx_store(p, 1);
+    fx_changed(f, p);
+    cr_assert_eq(kvrelay_pool_sequence(p->pool), 0);
+  }
+  cr_assert_eq(kvrelay_relay_deadline_ns(&f->relay), f->now + MS);
+  fx_store(p, 1);
+  fx_changed(f, p);
+  cr_assert_eq(kvrelay_pool_sequence(p->pool), 1);
+  cr_assert(fx_ready(f, r.call));
+  cr_assert_eq(kvrelay_relay_deadline_ns(&f->relay), f->now + cfg.heartbeat_ns);
+  fx_store(p, 1);
+  fx_changed(f, p);
+  fx_tick(f, MS / 2);
+  fx_store(p, 1);
+  fx_changed(f, p); /* counted from the first pending one */
+  fx_store(q, 1);
+  fx_changed(f, q);
+  fx_tick(f, MS / 2 - 1);
+  cr_assert_eq(kvrelay_pool_sequence(p->pool), 1);
+  fx_tick(f, 1);
+  cr_assert(kvrelay_pool_sequence(p->pool) == 2 && kvrelay_pool_sequence(q->pool) == 0);
+  fx_tick(f, MS / 2);
+  cr_assert_eq(kvrelay_pool_sequence(q->pool), 1);
+  fx_tick(f, 0);
+  cr_assert(kvrelay_pool_sequence(p->pool) == 2 && kvrelay_pool_sequence(q->pool) == 1);
+  cr_assert_eq(reader_drain(f, &r), KVRELAY_PULL_NONE);
+  cr_assert_eq(reader_drain(f, &s), KVRELAY_PULL_NONE);
+  cr_assert(reader_current(&r) && reader_current(&s));
+
+  /* changes that cancel out publish nothing */
+  fx_store(p, 1);
+  p->first_key = p->next_key - 1;
+  fx_drop(p, 1);
+  cr_assert_eq(kvrelay_relay_pool_publish(&f->relay, p->pool, f->now), KVRELAY_OK);
+  cr_assert_eq(kvrelay_pool_sequence(p->pool), 2);
+  cr_assert_eq(reader_pull(f, &r), KVRELAY_PULL_NONE);
+  fx_close(f);
+}
+
+Test(relay, T2_heartbeats_after_the_last_chunk_only_and_only_in_silence) {
+  kvrelay_relay_config cfg = fx_config();
+  cfg.heartbeat_ns = MS;
+  fx *f = fx_open(&cfg);
+  fx_pool *p = fx_publish(f, 1, 1000);
+  reader r;
+  cr_assert_eq(reader_open(f, &r, p), KVRELAY_OK);
+  for (int i = 0; i < 8; i++) {
+    fx_tick(f, 5 * MS);
+    f->wall_us += 5000;
+    cr_assert_eq(reader_pull(f, &r), KVRELAY_PULL_MESSAGE);
+    cr_assert_eq(r.last_kind, KVRELAY_UPDATE_SNAPSHOT_CHUNK);
+  }
+  cr_assert_eq(reader_pull(f, &r), KVRELAY_PULL_NONE);
+  cr_assert_eq(kvrelay_relay_deadline_ns(&f->relay), f->now + MS);
+  fx_tick(f, MS - 1);
+  cr_assert(!fx_ready(f, r.call));
+  cr_assert_eq(reader_pull(f, &r), KVRELAY_PULL_NONE);
+  fx_tick(f, 1);
+  cr_assert(fx_ready(f, r.call));
+  fx_tick(f, 10 * MS); /* missed ones are not made up */
+  cr_assert_eq(reader_pull(f, &r), KVRELAY_PULL_MESSAGE);
+  cr_assert_eq(r.last_kind, KVRELAY_UPDATE_HEARTBEAT);
+  cr_assert_eq(reader_pull(f, &r), KVRELAY_PULL_NONE);
+  fx_tick(f, MS / 2);
+  fx_delta(f, p);
+  cr_assert_eq(reader_pull(f, &r), KVRELAY_PULL_MESSAGE); /* restarts the timer */
+  cr_assert_eq(reader_pull(f, &r), KVRELAY_PULL_NONE);
+  fx_tick(f, MS / 2 + 1);
+  cr_assert_eq(reader_pull(f, &r), KVRELAY_PULL_NONE);
+  fx_tick(f, MS / 2);
+  fx_delta(f, p);
+  cr_assert_eq(reader_pull(f, &r), KVRELAY_PULL_MESSAGE); /* data before heartbeat */
+  cr_assert_eq(r.last_kind, KVRELAY_UPDATE_DELTA);
+  cr_assert_eq(reader_pull(f, &r), KVRELAY_PULL_NONE);
+  cr_assert_eq(kvrelay_relay_stats_get(&f->relay).heartbeats, 1);
+  fx_close(f);
+}
+
+/* ---- lag ---- */
+
+Test(relay, H2_lag_by_frames) {
+  kvrelay_relay_config cfg = fx_config();
+  cfg.queue_frames = 3;
+  cfg.max_subscribers_per_pool = 2;
+  fx *f = fx_open(&cfg);
+  fx_pool *p = fx_publish(f, 1, 1000);
+  reader slow, fast, third;
+  cr_assert_eq(reader_open(f, &slow, p), KVRELAY_OK);
+  cr_assert_eq(reader_open(f, &fast, p), KVRELAY_OK);
+  cr_assert_eq(reader_drain(f, &slow), KVRELAY_PULL_NONE);
+  cr_assert_eq(reader_drain(f, &fast), KVRELAY_PULL_NONE);
+  for (int i = 0; i < 3; i++)
+    fx_delta(f, p);
+  cr_assert_eq(reader_pull(f, &slow), KVRELAY_PULL_MESSAGE); /* one place free again */
+  cr_assert_eq(reader_drain(f, &fast), KVRELAY_PULL_NONE);
+  fx_delta(f, p);
+  cr_assert_eq(kvrelay_pool_subscribers(p->pool), 2);
+  fx_delta(f, p);
+  cr_assert_eq(kvrelay_pool_subscribers(p->pool), 1);               /* its place is free at once */
+  cr_assert_eq(kvrelay_relay_stats_get(&f->relay).pool_streams, 2); /* its permit is not */
+  cr_assert_eq(reader_open(f, &third, p), KVRELAY_OK);
+  ASSERT_ENDED(f, &slow, SUBSCRIBER_LAGGED); /* what was queued is dropped */
+  cr_assert_not_null(strstr(f->status.text, "01010101010101010101010101010101:"));
+  cr_assert_eq(slow.sequence, 1);
+  cr_assert_eq(reader_drain(f, &fast), KVRELAY_PULL_NONE);
+  cr_assert_eq(reader_drain(f, &third), KVRELAY_PULL_NONE);
+  cr_assert(reader_current(&fast) && reader_current(&third));
+  kvrelay_relay_stats st = kvrelay_relay_stats_get(&f->relay);
+  cr_assert(st.lagged == 1 && st.producers_fenced == 0 && st.recuts == 0);
+  fx_close(f);
+}
+
+Test(relay, lag_during_the_snapshot_gives_the_permit_back) {
+  kvrelay_relay_config cfg = fx_config();
+  cfg.queue_frames = 2;
+  cfg.encoding_concurrency = 1;
+  fx *f = fx_open(&cfg);
+  fx_pool *p = fx_publish(f, 1, 1000);
+  reader slow, next;
+  cr_assert_eq(reader_open(f, &slow, p), KVRELAY_OK);
+  cr_assert_eq(reader_open(f, &next, p), KVRELAY_OK);
+  cr_assert_eq(reader_pull(f, &slow), KVRELAY_PULL_MESSAGE);
+  fx_delta(f, p);
+  fx_delta(f, p);
+  cr_assert_eq(reader_pull(f, &slow), KVRELAY_PULL_MESSAGE);
+  fx_delta(f, p);
+  cr_assert(kvrelay_relay_call_admitted(&f->relay, next.call));
+  ASSERT_ENDED(f, &slow, SUBSCRIBER_LAGGED);
+  cr_assert_eq(slow.chunks, 2);
+  cr_assert_eq(reader_drain(f, &next), KVRELAY_PULL_NONE);
+  cr_assert(next.sequence == 3 && reader_current(&next));
+  fx_close(f);
+}
+
+/* Two deltas of about 2.2 MB each; how long exactly is learned from a producer of the same kind. */
+static void big_window(fx_pool *p) {
+  for (unsigned i = 0; i < 240; i++)
+    fx_store(p, 1000);
+}
+
+Test(relay, H2_lag_by_bytes_to_the_byte, .timeout = 120) {
+  size_t bytes = 0;
+  fx_pool shadow = {0};
+  fx_state(&shadow, 1000000);
+  for (int i = 0; i < 2; i++) {
+    ckf_batch batch;
+    big_window(&shadow);
+    cr_assert_eq(ckf_producer_drain(&shadow.state, &batch), 1);
+    bytes += ckf_cbi1_delta_size(batch.image_count) + 256;
+  }
+  free(shadow.state_mem);
+  cr_assert_geq(bytes, 4194624 + 1);
+  for (int missing = 0; missing < 2; missing++) {
+    kvrelay_relay_config cfg = fx_config();
+    cfg.max_bucket_count = 524288;
+    cfg.chunk_buckets = 262144;
+    cfg.queue_bytes = bytes - (size_t)missing;
+    fx *f = fx_open(&cfg);
+    fx_pool *p = fx_publish(f, 1, 1000000);
+    reader r;
+    cr_assert_eq(reader_open(f, &r, p), KVRELAY_OK);
+    cr_assert_eq(reader_drain(f, &r), KVRELAY_PULL_NONE);
+    for (int i = 0; i < 2; i++) {
+      big_window(p);
+      cr_assert_eq(kvrelay_relay_pool_publish(&f->relay, p->pool, f->now), KVRELAY_OK);
+      fx_check(f);
+    }
+    if (missing) {
+      ASSERT_ENDED(f, &r, SUBSCRIBER_LAGGED);
+    } else {
+      cr_assert_eq(reader_drain(f, &r), KVRELAY_PULL_NONE);
+      cr_assert(r.sequence == 2 && reader_current(&r));
+      fx_delta(f, p); /* the counter is back at 0: the ring turns over without loss */
+      fx_delta(f, p);
+      cr_assert_eq(reader_drain(f, &r), KVRELAY_PULL_NONE);
+      cr_assert(r.sequence == 4 && reader_current(&r));
+    }
+    fx_close(f);
+  }
+}
+
+Test(relay, H9_too_many_changes_for_one_delta_cut_the_hub_anew, .timeout = 120) {
+  kvrelay_relay_config cfg = fx_config();
+  cfg.max_bucket_count = 524288;
+  cfg.chunk_buckets = 262144;
+  cfg.encoding_concurrency = 1;
+  fx *f = fx_open(&cfg);
+  fx_pool *p = fx_publish(f, 1, 1000000);
+  reader old, waiting, other;
+  cr_assert_eq(reader_open(f, &old, p), KVRELAY_OK);
+  cr_assert_eq(reader_open(f, &waiting, p), KVRELAY_OK);
+  for (int i = 0; i < 4; i++)
+    big_window(p); /* more than 349 525 of 524 288 buckets */
+  cr_assert_eq(kvrelay_relay_pool_publish(&f->relay, p->pool, f->now), KVRELAY_OK);
+  fx_check(f);
+  cr_assert_eq(kvrelay_relay_stats_get(&f->relay).recuts, 1);
+  ASSERT_ENDED(f, &old, PUBLICATION_UNAVAILABLE);
+  cr_assert_eq(kvrelay_pool_fenced(p->pool), KVRELAY_OK);
+  cr_assert_eq(reader_drain(f, &waiting),
+               KVRELAY_PULL_NONE); /* had no cut yet: gets the fresh one */
+  cr_assert(waiting.sequence == 1 && reader_current(&waiting));
+  cr_assert_eq(reader_open(f, &other, p), KVRELAY_OK);
+  cr_assert_eq(reader_drain(f, &other), KVRELAY_PULL_NONE);
+  cr_assert(other.sequence == 1 && reader_current(&other));
+  fx_delta(f, p);
+  cr_assert_eq(reader_drain(f, &other), KVRELAY_PULL_NONE);
+  cr_assert(other.sequence == 2 && reader_current(&other));
+  fx_close(f);
+}
+
+/* ---- shutdown ---- */
+
+Test(relay, shutdown_ends_streams_with_ok_and_before_data) {
+  kvrelay_relay_config cfg = fx_config();
+  fx *f = fx_open(&cfg);
+  fx_pool *p = fx_publish(f, 1, 1000);
+  reader a, b;
+  uint64_t catalog, info;
+  kvrelay_request q = fx_request(KVRELAY_METHOD_WATCH_CATALOG);
+  cr_assert_eq(fx_call(f, &q, &catalog), KVRELAY_OK);
+  kvrelay_request i = fx_request(KVRELAY_METHOD_GET_RELAY_INFO);
+  cr_assert_eq(fx_call(f, &i, &info), KVRELAY_OK);
+  cr_assert_eq(reader_open(f, &a, p), KVRELAY_OK);
+  cr_assert_eq(reader_drain(f, &a), KVRELAY_PULL_NONE);
+  cr_assert_eq(reader_open(f, &b, p), KVRELAY_OK); /* in its snapshot */
+  fx_delta(f, p);
+  kvrelay_relay_shutdown(&f->relay, f->now);
+  fx_check(f);
+  cr_assert(fx_ready(f, a.call));
+  uint64_t calls[] = {catalog, a.call, b.call};
+  for (int k = 0; k < 3; k++) {
+    cr_assert_eq(fx_pull(f, calls[k]), KVRELAY_PULL_END);
+    cr_assert(f->status.grpc == KVRELAY_GRPC_OK && f->status.reason == KVRELAY_REASON_NONE);
+    fx_hang_up(f, calls[k]);
+  }
+  cr_assert_eq(fx_pull(f, info), KVRELAY_PULL_MESSAGE);
+  ASSERT_REFUSED(f, &q, PUBLICATION_UNAVAILABLE);
+  cr_assert_eq(f->status.grpc, KVRELAY_GRPC_UNAVAILABLE);
+  fx_delta(f, p);
+  fx_withdraw(f, 1);
+  cr_assert_eq(kvrelay_relay_deadline_ns(&f->relay), KVRELAY_TIME_NONE);
+  fx_close(f);
+}
