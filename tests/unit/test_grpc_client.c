@@ -359,7 +359,7 @@ Test(grpc_client, wake_from_a_foreign_thread_and_time_outs) {
   uint64_t begin = t->now_ns(t);
   cr_expect_eq(t->run_once(t, 30 * MS), 0);
   uint64_t took = t->now_ns(t) - begin;
-  cr_expect(took >= 29 * MS && took < 200 * MS, "%lu ns", (unsigned long)took);
+  cr_expect(took >= 29 * MS && took < 1000 * MS, "%lu ns", (unsigned long)took);
   cr_expect_eq(t->run_once(t, 0), 0);
   t->wake(t);
   begin = t->now_ns(t);
@@ -421,7 +421,7 @@ Test(grpc_client, stop_waits_for_calls_or_the_grace_time) {
   start();
   cr_assert_eq(call(1, "Silent", ""), KVRELAY_TRANSPORT_OK);
   RUN_UNTIL(caller.call[1].admitted == 1);
-  client->base.stop(&client->base, 60 * MS);
+  client->base.stop(&client->base, 300 * MS);
   cr_expect_eq(call(2, "Echo", ""), KVRELAY_TRANSPORT_ERR_CONNECT);
   run_ms(20);
   cr_expect_eq(caller.call[1].ends, 0);
@@ -697,7 +697,7 @@ Test(grpc_client, C9_keepalive) {
   base = event_base_new();
   kvrelay_grpc_client_config cfg = client_config(NULL);
   cfg.keepalive_interval_ns = 40 * MS;
-  cfg.keepalive_timeout_ns = 60 * MS;
+  cfg.keepalive_timeout_ns = 250 * MS;
   start_scripted(&cfg);
   ready();
   run_ms(60);
@@ -726,11 +726,11 @@ Test(grpc_client, keepalive_of_both_sides_keeps_a_connection) {
   kvrelay_grpc_server_config scfg = server_config();
   kvrelay_grpc_client_config ccfg = client_config(NULL);
   scfg.keepalive_interval_ns = ccfg.keepalive_interval_ns = 20 * MS;
-  scfg.keepalive_timeout_ns = ccfg.keepalive_timeout_ns = 40 * MS;
+  scfg.keepalive_timeout_ns = ccfg.keepalive_timeout_ns = 150 * MS;
   scfg.peer_ping_interval_ns = MS;
   start_with(&scfg, &ccfg);
   cr_assert_eq(call(1, "Silent", ""), KVRELAY_TRANSPORT_OK);
-  run_ms(300);
+  run_ms(500);
   cr_expect_str_eq(caller.states, "CR");
   cr_expect_eq(caller.call[1].ends, 0);
   finish();

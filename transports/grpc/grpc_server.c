@@ -98,6 +98,12 @@ struct server {
   bool stopping;
 };
 
+static uint64_t earlier(uint64_t a, uint64_t b) { return a < b ? a : b; }
+
+static uint64_t later_by(uint64_t now, uint64_t delay) {
+  return delay > KVRELAY_TIME_NONE - now ? KVRELAY_TIME_NONE : now + delay;
+}
+
 /* ---- log ---- */
 
 static void say(const server *s, int level, const char *event, const connection *conn,
@@ -544,7 +550,8 @@ static void on_ping(connection *conn, const nghttp2_ping *ping) {
     } else if (conn->ping_open &&
                memcmp(ping->opaque_data, keepalive_ping, sizeof keepalive_ping) == 0) {
       conn->ping_open = false;
-      conn->ping_at_ns = now + conn->server->cfg.keepalive_interval_ns;
+      conn->idle_frames = 0; /* asked for: a connection may be silent for weeks */
+      conn->ping_at_ns = later_by(now, conn->server->cfg.keepalive_interval_ns);
       kvrelay_grpc_link_rearm(&conn->link);
     }
     return;
@@ -694,12 +701,6 @@ static bool on_received(kvrelay_grpc_link *link, const uint8_t *bytes, size_t le
   }
   conn->preface_len = (uint8_t)(conn->preface_len + n);
   return true;
-}
-
-static uint64_t earlier(uint64_t a, uint64_t b) { return a < b ? a : b; }
-
-static uint64_t later_by(uint64_t now, uint64_t delay) {
-  return delay > KVRELAY_TIME_NONE - now ? KVRELAY_TIME_NONE : now + delay;
 }
 
 static uint64_t on_deadline_ns(const kvrelay_grpc_link *link) {

@@ -45,9 +45,9 @@ typedef struct kvrelay_grpc_server_config {
 /* Everything but `bind` and `log`. */
 kvrelay_grpc_server_config kvrelay_grpc_server_config_default(void);
 /*
- * Binds and listens; calls are taken from the first run_once on.  `service` must outlive the
- * transport.  KVRELAY_TRANSPORT_OK, or _ERR_ARG, _ERR_ADDRESS, _ERR_BIND (errno), _ERR_MEMORY,
- * _ERR_SYSTEM (errno); then nothing is left open.
+ * Binds and listens, which may ask the name service if `bind` holds a name; calls are taken from
+ * the first run_once on.  `service` must outlive the transport.  KVRELAY_TRANSPORT_OK, or _ERR_ARG,
+ * _ERR_ADDRESS, _ERR_BIND (errno), _ERR_MEMORY, _ERR_SYSTEM (errno); then nothing is left open.
  */
 int kvrelay_grpc_server_open(const kvrelay_grpc_server_config *cfg, kvrelay_service *service,
                              kvrelay_transport **out);
