@@ -988,7 +988,7 @@ HASHFMT_IMPL_API_ bool hashfmt_mm_piece(const hashfmt_mm_range *range, uint64_t 
                                         uint64_t *end) {
   uint64_t from;
   uint64_t to;
-  if (block_size == 0 || total == 0 || block > (total - 1) / block_size) {
+  if (block_size == 0 || block > total / block_size) {
     return false;
   }
   from = block * block_size;
