@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <event2/event.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -12,14 +13,21 @@
 
 struct kvrelay_zmq_sub {
   kvrelay_zmq_listener *listener;
-  void *socket;
-  struct event *readable;
+  void *socket, *monitor;
+  struct event *readable, *monitor_readable, *again, *redial;
   size_t max_payload_bytes;
   unsigned max_batches;
+  unsigned publishers; /* connections past their handshake */
+  unsigned failed;     /* handshakes that failed and whose end is still to be told */
+  bool connected;      /* as last told */
+  bool bound;
+  unsigned redial_ms;
+  char endpoint[512];
 };
 
 kvrelay_zmq_sub_config kvrelay_zmq_sub_config_default(void) {
-  kvrelay_zmq_sub_config cfg = {.max_payload_bytes = (size_t)64 << 20, .max_batches = 256};
+  kvrelay_zmq_sub_config cfg = {
+      .max_payload_bytes = (size_t)64 << 20, .max_batches = 256, .reconnect_min_ms = 100, .reconnect_max_ms = 5000};
   return cfg;
 }
 
@@ -77,11 +85,90 @@ static void deliver(kvrelay_zmq_sub *sub, zmq_msg_t *frames, size_t count, uint6
     l->batch(l, topic, sequence, zmq_msg_data(&frames[count - 1]), len, count == 2, now_ns);
 }
 
-/* The descriptor only says that something may have changed: everything that waits is taken, or the loop is asked to come again. */
+/* One message of the monitor: it begins with the event's number, 16 bits in host order.  0: none is waiting. */
+static int monitor_next(void *monitor) {
+  int number = 0, more = 1;
+  for (bool first = true; more; first = false) {
+    zmq_msg_t frame;
+    zmq_msg_init(&frame);
+    if (zmq_msg_recv(&frame, monitor, ZMQ_DONTWAIT) < 0) {
+      zmq_msg_close(&frame);
+      return 0;
+    }
+    if (first && zmq_msg_size(&frame) >= sizeof(uint16_t)) {
+      uint16_t event;
+      memcpy(&event, zmq_msg_data(&frame), sizeof event);
+      number = event;
+    }
+    more = zmq_msg_more(&frame);
+    zmq_msg_close(&frame);
+  }
+  return number;
+}
+
+/*
+ * libzmq gives a peer up for good when that speaks something else, or sends more than it may.  So when an end was not followed by
+ * libzmq's own news of another attempt, the attempt is made here.
+ */
+static void on_redial(evutil_socket_t fd, short what, void *argument) {
+  kvrelay_zmq_sub *sub = argument;
+  (void)fd;
+  (void)what;
+  (void)zmq_disconnect(sub->socket, sub->endpoint);
+  (void)zmq_connect(sub->socket, sub->endpoint);
+}
+
+static void redial_later(kvrelay_zmq_sub *sub) {
+  struct timeval delay = {sub->redial_ms / 1000, (suseconds_t)(sub->redial_ms % 1000) * 1000};
+  if (!sub->bound)
+    event_add(sub->redial, &delay);
+}
+
+static void count_connections(kvrelay_zmq_sub *sub, int event) {
+  if (event == ZMQ_EVENT_CONNECT_RETRIED || event == ZMQ_EVENT_HANDSHAKE_SUCCEEDED)
+    event_del(sub->redial);
+  if (event == ZMQ_EVENT_DISCONNECTED)
+    redial_later(sub);
+  if (event == ZMQ_EVENT_CONNECT_RETRIED)
+    return;
+  if (event == ZMQ_EVENT_HANDSHAKE_SUCCEEDED)
+    sub->publishers++;
+  else if (event != ZMQ_EVENT_DISCONNECTED)
+    sub->failed++;
+  else if (sub->failed != 0)
+    sub->failed--;
+  else if (sub->publishers != 0)
+    sub->publishers--;
+}
+
+static void drain_monitor(kvrelay_zmq_sub *sub, uint64_t now_ns) {
+  int event;
+  while ((event = monitor_next(sub->monitor)) != 0) {
+    count_connections(sub, event);
+    bool connected = sub->publishers != 0;
+    if (connected == sub->connected)
+      continue;
+    sub->connected = connected;
+    if (sub->listener->connection != NULL)
+      sub->listener->connection(sub->listener, connected, now_ns);
+  }
+}
+
+static void on_monitor(evutil_socket_t fd, short what, void *argument) {
+  (void)fd;
+  (void)what;
+  drain_monitor(argument, clock_ns());
+}
+
+/*
+ * The descriptor only says that something may have changed: everything that waits is taken, or the loop is asked to come again.  That is
+ * done by a timer: an event that activates itself would run on and on before anybody else's.
+ */
 static void on_readable(evutil_socket_t fd, short what, void *argument) {
   kvrelay_zmq_sub *sub = argument;
   uint64_t now_ns = clock_ns();
   unsigned batches = 0;
+  struct timeval at_once = {0, 0};
   (void)fd;
   (void)what;
   for (; batches < sub->max_batches; batches++) {
@@ -89,12 +176,13 @@ static void on_readable(evutil_socket_t fd, short what, void *argument) {
     size_t count;
     if (!receive(sub->socket, frames, &count))
       break;
+    drain_monitor(sub, now_ns); /* the news of a connection precedes its batches */
     deliver(sub, frames, count, now_ns);
     for (size_t i = 0; i < count && i < FRAMES_MAX; i++)
       zmq_msg_close(&frames[i]);
   }
   if (batches == sub->max_batches)
-    event_active(sub->readable, EV_READ, 0);
+    event_add(sub->again, &at_once);
   sub->listener->turn(sub->listener, now_ns);
 }
 
@@ -104,15 +192,61 @@ static bool set_options(void *socket, const kvrelay_zmq_sub_config *cfg) {
   /* A little more than the bound may arrive, so that a payload above it is a counted loss and not a lost connection. */
   int64_t largest = (int64_t)cfg->max_payload_bytes + ((int64_t)16 << 20);
   const char *topic = cfg->topic == NULL ? "" : cfg->topic;
+  /* TCP finds a machine that is gone; heartbeats of ZMTP would need a publisher that answers them. */
   return set_int(socket, ZMQ_RCVHWM, 0) && set_int(socket, ZMQ_LINGER, 0) && set_int(socket, ZMQ_IPV6, 1) &&
-         set_int(socket, ZMQ_RECONNECT_IVL, 100) && set_int(socket, ZMQ_RECONNECT_IVL_MAX, 5000) &&
-         set_int(socket, ZMQ_TCP_KEEPALIVE, 1) && set_int(socket, ZMQ_HEARTBEAT_IVL, 10000) &&
-         set_int(socket, ZMQ_HEARTBEAT_TIMEOUT, 30000) && zmq_setsockopt(socket, ZMQ_MAXMSGSIZE, &largest, sizeof largest) == 0 &&
+         set_int(socket, ZMQ_RECONNECT_IVL, (int)cfg->reconnect_min_ms) &&
+         set_int(socket, ZMQ_RECONNECT_IVL_MAX, (int)cfg->reconnect_max_ms) && set_int(socket, ZMQ_TCP_KEEPALIVE, 1) &&
+         set_int(socket, ZMQ_TCP_KEEPALIVE_IDLE, 30) && set_int(socket, ZMQ_TCP_KEEPALIVE_INTVL, 10) &&
+         set_int(socket, ZMQ_TCP_KEEPALIVE_CNT, 3) && zmq_setsockopt(socket, ZMQ_MAXMSGSIZE, &largest, sizeof largest) == 0 &&
          zmq_setsockopt(socket, ZMQ_SUBSCRIBE, topic, strlen(topic)) == 0;
 }
 
+/* The monitor stands before the first connection, so that it misses none. */
+static bool open_monitor(kvrelay_zmq_sub *sub, void *context) {
+  const int watched = ZMQ_EVENT_CONNECT_RETRIED | ZMQ_EVENT_HANDSHAKE_SUCCEEDED | ZMQ_EVENT_DISCONNECTED | ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL |
+                      ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL | ZMQ_EVENT_HANDSHAKE_FAILED_AUTH;
+  char where[64];
+  snprintf(where, sizeof where, "inproc://kvrelay-monitor-%p", (void *)sub);
+  return zmq_socket_monitor(sub->socket, where, watched) == 0 && (sub->monitor = zmq_socket(context, ZMQ_PAIR)) != NULL &&
+         set_int(sub->monitor, ZMQ_LINGER, 0) && zmq_connect(sub->monitor, where) == 0;
+}
+
+static int open_endpoint(kvrelay_zmq_sub *sub, const kvrelay_zmq_sub_config *cfg) {
+  size_t len = sizeof sub->endpoint;
+  if ((cfg->bind ? zmq_bind : zmq_connect)(sub->socket, cfg->endpoint) != 0)
+    return cfg->bind && errno != EINVAL && errno != EPROTONOSUPPORT ? KVRELAY_TRANSPORT_ERR_BIND : KVRELAY_TRANSPORT_ERR_ADDRESS;
+  if (zmq_getsockopt(sub->socket, ZMQ_LAST_ENDPOINT, sub->endpoint, &len) != 0)
+    sub->endpoint[0] = 0;
+  return KVRELAY_TRANSPORT_OK;
+}
+
+static struct event *watch(kvrelay_zmq_sub *sub, struct event_base *base, void *socket, event_callback_fn on_event) {
+  evutil_socket_t fd = -1;
+  size_t fd_len = sizeof fd;
+  if (zmq_getsockopt(socket, ZMQ_FD, &fd, &fd_len) != 0)
+    return NULL;
+  struct event *event = event_new(base, fd, EV_READ | EV_PERSIST, on_event, sub);
+  if (event == NULL || event_add(event, NULL) == 0)
+    return event;
+  event_free(event);
+  return NULL;
+}
+
+static bool watch_all(kvrelay_zmq_sub *sub, struct event_base *base) {
+  struct timeval at_once = {0, 0};
+  sub->monitor_readable = watch(sub, base, sub->monitor, on_monitor);
+  sub->readable = watch(sub, base, sub->socket, on_readable);
+  sub->again = evtimer_new(base, on_readable, sub);
+  sub->redial = evtimer_new(base, on_redial, sub);
+  /* Once without being asked: for what arrived before the loop runs. */
+  return sub->monitor_readable != NULL && sub->readable != NULL && sub->again != NULL && sub->redial != NULL &&
+         event_add(sub->again, &at_once) == 0;
+}
+
 int kvrelay_zmq_sub_open(const kvrelay_zmq_sub_config *cfg, kvrelay_zmq_listener *listener, kvrelay_zmq_sub **out) {
-  if (cfg->context == NULL || cfg->base == NULL || cfg->endpoint == NULL || cfg->max_batches == 0)
+  if (cfg->context == NULL || cfg->base == NULL || cfg->endpoint == NULL || cfg->max_batches == 0 || cfg->max_payload_bytes == 0 ||
+      cfg->max_payload_bytes > INT64_MAX / 2 || cfg->reconnect_min_ms == 0 || cfg->reconnect_min_ms > cfg->reconnect_max_ms ||
+      cfg->reconnect_max_ms > INT_MAX)
     return KVRELAY_TRANSPORT_ERR_ARG;
   kvrelay_zmq_sub *sub = calloc(1, sizeof *sub);
   if (sub == NULL)
@@ -120,23 +254,13 @@ int kvrelay_zmq_sub_open(const kvrelay_zmq_sub_config *cfg, kvrelay_zmq_listener
   sub->listener = listener;
   sub->max_payload_bytes = cfg->max_payload_bytes;
   sub->max_batches = cfg->max_batches;
+  sub->bound = cfg->bind;
+  sub->redial_ms = cfg->reconnect_max_ms;
   sub->socket = zmq_socket(cfg->context, ZMQ_SUB);
-  int err = sub->socket == NULL || !set_options(sub->socket, cfg) ? KVRELAY_TRANSPORT_ERR_SYSTEM : KVRELAY_TRANSPORT_OK;
-  if (err == KVRELAY_TRANSPORT_OK && cfg->bind && zmq_bind(sub->socket, cfg->endpoint) != 0)
-    err = errno == EINVAL || errno == EPROTONOSUPPORT ? KVRELAY_TRANSPORT_ERR_ADDRESS : KVRELAY_TRANSPORT_ERR_BIND;
-  if (err == KVRELAY_TRANSPORT_OK && !cfg->bind && zmq_connect(sub->socket, cfg->endpoint) != 0)
-    err = KVRELAY_TRANSPORT_ERR_ADDRESS;
-  evutil_socket_t fd = -1;
-  size_t fd_len = sizeof fd;
-  if (err == KVRELAY_TRANSPORT_OK && zmq_getsockopt(sub->socket, ZMQ_FD, &fd, &fd_len) != 0)
-    err = KVRELAY_TRANSPORT_ERR_SYSTEM;
-  if (err == KVRELAY_TRANSPORT_OK) {
-    sub->readable = event_new(cfg->base, fd, EV_READ | EV_PERSIST, on_readable, sub);
-    if (sub->readable == NULL || event_add(sub->readable, NULL) != 0)
-      err = KVRELAY_TRANSPORT_ERR_MEMORY;
-    else
-      event_active(sub->readable, EV_READ, 0); /* what arrived before the loop runs */
-  }
+  bool ready = sub->socket != NULL && set_options(sub->socket, cfg) && open_monitor(sub, cfg->context);
+  int err = ready ? open_endpoint(sub, cfg) : KVRELAY_TRANSPORT_ERR_SYSTEM;
+  if (err == KVRELAY_TRANSPORT_OK && !watch_all(sub, cfg->base))
+    err = KVRELAY_TRANSPORT_ERR_MEMORY;
   if (err != KVRELAY_TRANSPORT_OK) {
     int saved = errno;
     kvrelay_zmq_sub_close(sub);
@@ -147,12 +271,20 @@ int kvrelay_zmq_sub_open(const kvrelay_zmq_sub_config *cfg, kvrelay_zmq_listener
   return KVRELAY_TRANSPORT_OK;
 }
 
+const char *kvrelay_zmq_sub_endpoint(const kvrelay_zmq_sub *sub) { return sub->endpoint; }
+
 void kvrelay_zmq_sub_close(kvrelay_zmq_sub *sub) {
   if (sub == NULL)
     return;
-  if (sub->readable != NULL)
-    event_free(sub->readable);
-  if (sub->socket != NULL)
+  struct event *events[] = {sub->readable, sub->monitor_readable, sub->again, sub->redial};
+  for (size_t i = 0; i < sizeof events / sizeof events[0]; i++)
+    if (events[i] != NULL)
+      event_free(events[i]);
+  if (sub->socket != NULL) {
+    (void)zmq_socket_monitor(sub->socket, NULL, 0);
     zmq_close(sub->socket);
+  }
+  if (sub->monitor != NULL)
+    zmq_close(sub->monitor);
   free(sub);
 }

@@ -19,6 +19,11 @@ struct kvrelay_zmq_listener {
   void (*bad_frames)(kvrelay_zmq_listener *self, uint64_t now_ns);
   /* Everything that waited was delivered, or the turn's share of it. */
   void (*turn)(kvrelay_zmq_listener *self, uint64_t now_ns);
+  /*
+   * The number of publishers behind the socket went from 0 to 1 or back; before the first batch of the new connection, perhaps before
+   * the last ones of the former.  Never for inproc.  May be NULL.
+   */
+  void (*connection)(kvrelay_zmq_listener *self, bool connected, uint64_t now_ns);
 };
 
 typedef struct kvrelay_zmq_sub_config {
@@ -29,16 +34,20 @@ typedef struct kvrelay_zmq_sub_config {
   const char *topic;        /* prefix, NULL = everything */
   size_t max_payload_bytes; /* larger ones are dropped; a message far beyond ends the connection */
   unsigned max_batches;     /* of one turn of the loop, ≥ 1, so that one stream does not starve the others */
+  unsigned reconnect_min_ms, reconnect_max_ms; /* ≥ 1; doubling between them */
 } kvrelay_zmq_sub_config;
 
 typedef struct kvrelay_zmq_sub kvrelay_zmq_sub;
 
 kvrelay_zmq_sub_config kvrelay_zmq_sub_config_default(void);
 /*
- * Opens the stream; connecting and connecting again (100 ms doubling to 5 s) happen in the background.  KVRELAY_TRANSPORT_OK, or _ERR_ARG, _ERR_ADDRESS
+ * Opens the stream; connecting and connecting again happen in the background.  KVRELAY_TRANSPORT_OK, or _ERR_ARG, _ERR_ADDRESS
  * (not a ZeroMQ endpoint), _ERR_BIND, _ERR_MEMORY, _ERR_SYSTEM, with errno set by libzmq (zmq_strerror).
  */
 int kvrelay_zmq_sub_open(const kvrelay_zmq_sub_config *cfg, kvrelay_zmq_listener *listener, kvrelay_zmq_sub **out);
+/* The address it is bound or connected to, with the real port; lent until close. */
+const char *kvrelay_zmq_sub_endpoint(const kvrelay_zmq_sub *sub);
+/* No callback comes any more.  NULL is harmless. */
 void kvrelay_zmq_sub_close(kvrelay_zmq_sub *sub);
 
 #endif

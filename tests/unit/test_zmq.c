@@ -1,0 +1,438 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The ZeroMQ socket of a source against publishers of libzmq in the same process. */
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <event2/event.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+#include <zmq.h>
+
+#include "zmq/zmq_sub.h"
+
+#define PATIENCE_S 20 /* only a failing test waits that long */
+#define LOG_CAP 20000
+
+/* ---- what a socket reported ---- */
+
+typedef struct seen {
+  kvrelay_zmq_listener listener; /* first */
+  uint64_t sequence[LOG_CAP];
+  size_t messages, too_large, bad_frames, odd, turns;
+  uint64_t lost_sequence;
+  size_t payload_len, worst_turn, this_turn;
+  uint8_t payload_sum;
+  char topic[64];
+  int up, down;
+  bool ticked;
+} seen;
+
+static seen *seen_of(kvrelay_zmq_listener *self);
+
+static void on_batch(kvrelay_zmq_listener *self, kvrelay_text topic, uint64_t sequence, const uint8_t *payload, size_t len, bool odd,
+                     uint64_t now_ns) {
+  seen *s = seen_of(self);
+  cr_assert_gt(now_ns, 0);
+  cr_assert_lt(s->messages, LOG_CAP);
+  s->sequence[s->messages++] = sequence;
+  s->odd += odd;
+  s->payload_len = len;
+  s->payload_sum = 0;
+  for (size_t i = 0; i < len; i++)
+    s->payload_sum = (uint8_t)(s->payload_sum + payload[i]);
+  snprintf(s->topic, sizeof s->topic, "%.*s", (int)topic.len, (const char *)topic.ptr);
+  if (++s->this_turn > s->worst_turn)
+    s->worst_turn = s->this_turn;
+}
+
+static void on_too_large(kvrelay_zmq_listener *self, uint64_t sequence, uint64_t now_ns) {
+  (void)now_ns;
+  seen_of(self)->too_large++;
+  seen_of(self)->lost_sequence = sequence;
+}
+
+static void on_bad_frames(kvrelay_zmq_listener *self, uint64_t now_ns) {
+  (void)now_ns;
+  seen_of(self)->bad_frames++;
+}
+
+static void on_turn(kvrelay_zmq_listener *self, uint64_t now_ns) {
+  (void)now_ns;
+  seen_of(self)->turns++;
+}
+
+static void on_connection(kvrelay_zmq_listener *self, bool connected, uint64_t now_ns) {
+  (void)now_ns;
+  seen_of(self)->up += connected;
+  seen_of(self)->down += !connected;
+}
+
+/* ---- a socket, a publisher and a loop ---- */
+
+typedef struct bench {
+  struct event_base *base;
+  void *context, *pub;
+  kvrelay_zmq_sub *sub;
+  kvrelay_zmq_sub_config cfg;
+  char endpoint[256];
+  seen seen;
+} bench;
+
+static bench b;
+
+static seen *seen_of(kvrelay_zmq_listener *self) { return (seen *)(void *)self; }
+
+static void setup(void) {
+  memset(&b, 0, sizeof b);
+  b.base = event_base_new();
+  b.context = zmq_ctx_new();
+  b.cfg = kvrelay_zmq_sub_config_default();
+  b.cfg.base = b.base;
+  b.cfg.context = b.context;
+  b.seen.listener = (kvrelay_zmq_listener){on_batch, on_too_large, on_bad_frames, on_turn, on_connection};
+  b.cfg.reconnect_min_ms = 10;
+  b.cfg.reconnect_max_ms = 50;
+}
+
+static void teardown(void) {
+  kvrelay_zmq_sub_close(b.sub);
+  if (b.pub != NULL)
+    zmq_close(b.pub);
+  zmq_ctx_term(b.context);
+  event_base_free(b.base);
+}
+
+TestSuite(zmq_sub, .init = setup, .fini = teardown, .timeout = 60);
+
+static void publisher(const char *where) {
+  int zero = 0, one = 1;
+  size_t len = sizeof b.endpoint;
+  b.pub = zmq_socket(b.context, ZMQ_PUB);
+  cr_assert_not_null(b.pub);
+  zmq_setsockopt(b.pub, ZMQ_LINGER, &zero, sizeof zero);
+  zmq_setsockopt(b.pub, ZMQ_SNDHWM, &zero, sizeof zero);
+  zmq_setsockopt(b.pub, ZMQ_IPV6, &one, sizeof one);
+  for (int i = 0; zmq_bind(b.pub, where) != 0; i++) {
+    cr_assert_lt(i, 200, "bind %s: %s", where, strerror(errno));
+    usleep(10000);
+  }
+  cr_assert_eq(zmq_getsockopt(b.pub, ZMQ_LAST_ENDPOINT, b.endpoint, &len), 0);
+}
+
+static void subscribe(void) {
+  if (b.cfg.endpoint == NULL)
+    b.cfg.endpoint = b.endpoint;
+  cr_assert_eq(kvrelay_zmq_sub_open(&b.cfg, &b.seen.listener, &b.sub), KVRELAY_TRANSPORT_OK);
+}
+
+/* One turn of the loop, at most 20 ms. */
+static void turn(void) {
+  struct timeval short_time = {0, 20000};
+  b.seen.this_turn = 0;
+  event_base_loopexit(b.base, &short_time);
+  event_base_loop(b.base, EVLOOP_ONCE);
+}
+
+#define WAIT_FOR(CONDITION)                                                                                              \
+  do {                                                                                                                   \
+    for (time_t start_ = time(NULL); !(CONDITION);) {                                                                    \
+      cr_assert_leq(time(NULL) - start_, PATIENCE_S, "never: " #CONDITION);                                              \
+      turn();                                                                                                            \
+    }                                                                                                                    \
+  } while (0)
+
+static void send_frames(size_t count, const void *const *frames, const size_t *lens) {
+  for (size_t i = 0; i < count; i++)
+    cr_assert_geq(zmq_send(b.pub, frames[i], lens[i], i + 1 < count ? ZMQ_SNDMORE : 0), 0);
+}
+
+static void publish_bytes(const char *topic, uint64_t sequence, const void *payload, size_t len) {
+  uint8_t number[8];
+  for (int i = 0; i < 8; i++)
+    number[i] = (uint8_t)(sequence >> (56 - 8 * i));
+  send_frames(3, (const void *const[]){topic, number, payload}, (const size_t[]){strlen(topic), 8, len});
+}
+
+static void publish(uint64_t sequence) { publish_bytes("kv", sequence, "payload", 7); }
+
+/* Subscriptions arrive late: publishes a number that no test uses until the first one comes through. */
+static void meet(void) {
+  for (int i = 0; b.seen.messages == 0; i++) {
+    cr_assert_lt(i, PATIENCE_S * 50, "the subscription never arrived");
+    publish(999999);
+    turn();
+  }
+  publish(888888);
+  WAIT_FOR(b.seen.sequence[b.seen.messages - 1] == 888888);
+  b.seen.messages = b.seen.odd = 0;
+}
+
+/* ---- tests ---- */
+
+Test(zmq_sub, delivers_topic_sequence_and_payload) {
+  publisher("tcp://127.0.0.1:*");
+  subscribe();
+  meet();
+  publish_bytes("kv@pod-1", UINT64_C(0x0102030405060708), "\x01\x02\x03", 3);
+  WAIT_FOR(b.seen.messages == 1);
+  cr_assert_eq(b.seen.sequence[0], UINT64_C(0x0102030405060708));
+  cr_assert_str_eq(b.seen.topic, "kv@pod-1");
+  cr_assert_eq(b.seen.odd, 0);
+  cr_assert_eq(b.seen.payload_len, 3);
+  cr_assert_eq(b.seen.payload_sum, 6);
+  cr_assert_eq(b.seen.up, 1);
+  cr_assert_gt(b.seen.turns, 0);
+}
+
+Test(zmq_sub, takes_an_empty_topic_and_an_empty_payload) {
+  publisher("tcp://127.0.0.1:*");
+  subscribe();
+  meet();
+  publish_bytes("", 3, "", 0);
+  WAIT_FOR(b.seen.messages == 1);
+  cr_assert_eq(b.seen.odd, 0);
+  cr_assert_eq(b.seen.payload_len, 0);
+}
+
+Test(zmq_sub, subscribes_by_prefix) {
+  b.cfg.topic = "kv@pod-1";
+  publisher("tcp://127.0.0.1:*");
+  subscribe();
+  while (b.seen.messages == 0) {
+    publish_bytes("kv@pod-1", 0, "x", 1);
+    turn();
+  }
+  publish_bytes("kv@pod-2", 1, "x", 1);
+  publish_bytes("kv", 2, "x", 1);
+  publish_bytes("kv@pod-17", 3, "x", 1);
+  WAIT_FOR(b.seen.sequence[b.seen.messages - 1] == 3);
+  for (size_t i = 0; i < b.seen.messages; i++)
+    cr_assert(b.seen.sequence[i] == 0 || b.seen.sequence[i] == 3);
+}
+
+Test(zmq_sub, works_over_ipv6_ipc_and_inproc) {
+  char path[64];
+  snprintf(path, sizeof path, "ipc:///tmp/kvrelay-test-%ld", (long)getpid());
+  const char *const where[] = {"tcp://[::1]:*", path, "inproc://kvrelay-test"};
+  for (size_t i = 0; i < 3; i++) {
+    publisher(where[i]);
+    b.cfg.endpoint = NULL;
+    b.seen.messages = 0;
+    subscribe();
+    meet();
+    publish(5);
+    WAIT_FOR(b.seen.messages == 1);
+    cr_assert_eq(b.seen.sequence[0], 5, "%s", where[i]);
+    kvrelay_zmq_sub_close(b.sub);
+    b.sub = NULL;
+    zmq_close(b.pub);
+    b.pub = NULL;
+  }
+}
+
+Test(zmq_sub, binds_for_engines_that_connect) {
+  b.cfg.bind = true;
+  b.cfg.endpoint = "tcp://127.0.0.1:*";
+  subscribe();
+  b.pub = zmq_socket(b.context, ZMQ_PUB);
+  cr_assert_eq(zmq_connect(b.pub, kvrelay_zmq_sub_endpoint(b.sub)), 0);
+  meet();
+  publish(1);
+  WAIT_FOR(b.seen.messages == 1);
+  /* A second engine on the same socket: one of two going away is no disconnection. */
+  void *second = zmq_socket(b.context, ZMQ_PUB);
+  cr_assert_eq(zmq_connect(second, kvrelay_zmq_sub_endpoint(b.sub)), 0);
+  while (b.seen.messages < 2) {
+    uint8_t number[8] = {0, 0, 0, 0, 0, 0, 0, 42};
+    zmq_send(second, number, 8, ZMQ_SNDMORE);
+    zmq_send(second, "", 0, 0);
+    turn();
+  }
+  cr_assert_eq(b.seen.sequence[1], 42);
+  zmq_close(second);
+  for (int i = 0; i < 10; i++)
+    turn();
+  cr_assert_eq(b.seen.up, 1);
+  cr_assert_eq(b.seen.down, 0);
+}
+
+Test(zmq_sub, counts_what_is_no_message_of_an_engine) {
+  static const uint8_t eight[9] = {0, 0, 0, 0, 0, 0, 0, 7, 0};
+  publisher("tcp://127.0.0.1:*");
+  subscribe();
+  meet();
+  send_frames(1, (const void *const[]){"x"}, (const size_t[]){1});
+  send_frames(2, (const void *const[]){eight, "x"}, (const size_t[]){7, 1});
+  send_frames(3, (const void *const[]){"kv", eight, "x"}, (const size_t[]){2, 9, 1});
+  send_frames(3, (const void *const[]){"kv", "", "x"}, (const size_t[]){2, 0, 1});
+  send_frames(4, (const void *const[]){"", "kv", eight, "x"}, (const size_t[]){0, 2, 8, 1});
+  for (int i = 0; i < 1000; i++)
+    zmq_send(b.pub, "", 0, ZMQ_SNDMORE);
+  zmq_send(b.pub, eight, 8, ZMQ_SNDMORE);
+  zmq_send(b.pub, "x", 1, 0);
+  send_frames(2, (const void *const[]){eight, "x"}, (const size_t[]){8, 1});
+  WAIT_FOR(b.seen.messages == 1);
+  cr_assert_eq(b.seen.bad_frames, 6);
+  cr_assert_eq(b.seen.sequence[0], 7);
+  cr_assert_eq(b.seen.odd, 1, "two frames are odd");
+  cr_assert_str_eq(b.seen.topic, "");
+}
+
+Test(zmq_sub, reports_large_payloads_as_lost_and_goes_on) {
+  char *payload = calloc(1, 8 << 20);
+  memset(payload, 1, 8 << 20);
+  b.cfg.max_payload_bytes = 5 << 20;
+  publisher("tcp://127.0.0.1:*");
+  subscribe();
+  meet();
+  publish_bytes("kv", 10, payload, 5 << 20);
+  publish_bytes("kv", 11, payload, (5 << 20) + 1);
+  publish_bytes("kv", 12, payload, 8 << 20);
+  publish(13);
+  WAIT_FOR(b.seen.messages == 2);
+  free(payload);
+  cr_assert_eq(b.seen.sequence[0], 10);
+  cr_assert_eq(b.seen.sequence[1], 13);
+  cr_assert_eq(b.seen.too_large, 2);
+  cr_assert_eq(b.seen.lost_sequence, 12);
+  cr_assert_eq(b.seen.down, 0);
+}
+
+Test(zmq_sub, cuts_the_connection_before_it_receives_far_too_much) {
+  char *payload = calloc(1, 17 << 20);
+  b.cfg.max_payload_bytes = 1000;
+  publisher("tcp://127.0.0.1:*");
+  subscribe();
+  meet();
+  publish_bytes("kv", 1, payload, 17 << 20);
+  WAIT_FOR(b.seen.down == 1);
+  free(payload);
+  WAIT_FOR(b.seen.up == 2);
+  cr_assert_eq(b.seen.messages, 0);
+  cr_assert_eq(b.seen.too_large, 0);
+  meet();
+}
+
+Test(zmq_sub, survives_restarts_of_the_publisher) {
+  char endpoint[256];
+  publisher("tcp://127.0.0.1:*");
+  subscribe();
+  for (int generation = 1; generation <= 3; generation++) {
+    meet();
+    publish((uint64_t)generation);
+    WAIT_FOR(b.seen.messages == 1);
+    cr_assert_eq(b.seen.sequence[0], (uint64_t)generation);
+    cr_assert_eq(b.seen.up, generation);
+    zmq_close(b.pub);
+    WAIT_FOR(b.seen.down == generation);
+    b.seen.messages = 0;
+    snprintf(endpoint, sizeof endpoint, "%s", b.endpoint);
+    publisher(endpoint);
+  }
+}
+
+Test(zmq_sub, waits_for_a_publisher_that_comes_later) {
+  char endpoint[256];
+  void *context = zmq_ctx_new(), *nobody = zmq_socket(context, ZMQ_PUB);
+  size_t len = sizeof endpoint;
+  cr_assert_eq(zmq_bind(nobody, "tcp://127.0.0.1:*"), 0);
+  cr_assert_eq(zmq_getsockopt(nobody, ZMQ_LAST_ENDPOINT, endpoint, &len), 0);
+  zmq_close(nobody);
+  zmq_ctx_term(context); /* now nobody listens there */
+  b.cfg.endpoint = endpoint;
+  subscribe();
+  for (int i = 0; i < 5; i++)
+    turn();
+  cr_assert_eq(b.seen.up, 0);
+  publisher(endpoint);
+  meet();
+  cr_assert_eq(b.seen.up, 1);
+}
+
+static void on_tick(evutil_socket_t fd, short what, void *owner) {
+  (void)fd;
+  (void)what;
+  ((seen *)owner)->ticked = true;
+}
+
+Test(zmq_sub, loses_nothing_and_starves_nobody) {
+  b.cfg.max_batches = 16;
+  publisher("tcp://127.0.0.1:*");
+  subscribe();
+  meet();
+  b.seen.worst_turn = 0;
+  for (uint64_t i = 0; i < LOG_CAP; i++)
+    publish(i);
+  struct event *tick = event_new(b.base, -1, EV_PERSIST, on_tick, &b.seen);
+  struct timeval soon = {0, 1000};
+  event_add(tick, &soon);
+  WAIT_FOR(b.seen.messages > 0);
+  b.seen.ticked = false;
+  WAIT_FOR(b.seen.ticked);
+  cr_assert_lt(b.seen.messages, LOG_CAP, "another event of the loop ran while messages were waiting");
+  WAIT_FOR(b.seen.messages == LOG_CAP);
+  event_free(tick);
+  for (uint64_t i = 0; i < LOG_CAP; i++)
+    cr_assert_eq(b.seen.sequence[i], i);
+  cr_assert_leq(b.seen.worst_turn, 32, "at most what one event and one timer may take");
+}
+
+/* Speaks garbage instead of ZMTP to whoever connects; later an engine takes its place. */
+Test(zmq_sub, outlives_a_peer_that_is_no_zeromq) {
+  void *raw = zmq_socket(b.context, ZMQ_STREAM);
+  int zero = 0;
+  zmq_setsockopt(raw, ZMQ_LINGER, &zero, sizeof zero);
+  size_t len = sizeof b.endpoint;
+  cr_assert_eq(zmq_bind(raw, "tcp://127.0.0.1:*"), 0);
+  zmq_getsockopt(raw, ZMQ_LAST_ENDPOINT, b.endpoint, &len);
+  subscribe();
+  for (int i = 0; i < 20; i++) {
+    uint8_t id[256];
+    int id_len;
+    while ((id_len = zmq_recv(raw, id, sizeof id, ZMQ_DONTWAIT)) >= 0) {
+      int more;
+      size_t more_len = sizeof more;
+      zmq_getsockopt(raw, ZMQ_RCVMORE, &more, &more_len);
+      if (more == 0)
+        continue;
+      uint8_t rest[256];
+      zmq_recv(raw, rest, sizeof rest, ZMQ_DONTWAIT);
+      if (zmq_send(raw, id, (size_t)id_len, ZMQ_SNDMORE | ZMQ_DONTWAIT) >= 0)
+        zmq_send(raw, "HTTP/1.1 400 Bad Request\r\n\r\n", 28, ZMQ_DONTWAIT);
+    }
+    turn();
+  }
+  cr_assert_eq(b.seen.messages, 0);
+  cr_assert_eq(b.seen.bad_frames, 0);
+  cr_assert_eq(b.seen.down, 0);
+  cr_assert_eq(b.seen.up, 0);
+  char endpoint[256];
+  snprintf(endpoint, sizeof endpoint, "%s", b.endpoint);
+  zmq_close(raw);
+  publisher(endpoint);
+  meet();
+  cr_assert_eq(b.seen.up, 1);
+}
+
+Test(zmq_sub, refuses_what_cannot_work) {
+  kvrelay_zmq_sub *sub = NULL;
+  static const char *const bad[] = {"", "tcp", "tcp://", "tcp://127.0.0.1", "nonsense://x", "tcp://127.0.0.1:notaport"};
+  for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+    b.cfg.endpoint = bad[i];
+    cr_assert_eq(kvrelay_zmq_sub_open(&b.cfg, &b.seen.listener, &sub), KVRELAY_TRANSPORT_ERR_ADDRESS, "%s", bad[i]);
+    cr_assert_null(sub);
+  }
+  publisher("tcp://127.0.0.1:*");
+  b.cfg.endpoint = b.endpoint;
+  b.cfg.bind = true;
+  cr_assert_eq(kvrelay_zmq_sub_open(&b.cfg, &b.seen.listener, &sub), KVRELAY_TRANSPORT_ERR_BIND);
+  cr_assert_eq(errno, EADDRINUSE);
+  b.cfg.bind = false;
+  b.cfg.max_batches = 0;
+  cr_assert_eq(kvrelay_zmq_sub_open(&b.cfg, &b.seen.listener, &sub), KVRELAY_TRANSPORT_ERR_ARG);
+  b.cfg.max_batches = 1;
+  b.cfg.reconnect_min_ms = b.cfg.reconnect_max_ms + 1;
+  cr_assert_eq(kvrelay_zmq_sub_open(&b.cfg, &b.seen.listener, &sub), KVRELAY_TRANSPORT_ERR_ARG);
+}
