@@ -775,6 +775,29 @@ Test(grpc_wire, S110_S112_S114_floods_are_ended) {
   finish();
 }
 
+Test(grpc_wire, a_peer_that_asks_and_does_not_read, .timeout = 60) {
+  kvrelay_grpc_server_config cfg = config();
+  cfg.max_concurrent_streams = 1;
+  cfg.output_threshold = 4096;
+  start(&cfg);
+  int small = 4096;
+  cr_assert_eq(setsockopt(raw.fd, SOL_SOCKET, SO_RCVBUF, &small, sizeof small), 0);
+  raw_greet(&raw);
+  raw_send_request(&raw, 1, TOY "Silent", "", "", 0);
+  settle();
+  uint32_t stream = 3;
+  while (kvrelay_grpc_server_connections(server) == 1 && stream < 4000000) {
+    for (int i = 0; i < 200; i++, stream += 2)
+      raw_send_headers(&raw, 0, stream, HEAD); /* refused: one too many */
+    while (server->run_once(server, 0) > 0)
+      continue;
+  }
+  cr_expect_eq(kvrelay_grpc_server_connections(server), 0, "%u streams", stream / 2);
+  cr_expect(strstr(logged, "without reading") != NULL, "%s", logged);
+  expect_serving();
+  finish();
+}
+
 Test(grpc_wire, S111_endless_continuations) {
   start_greeted();
   raw_send_frame(&raw, RAW_HEADERS, 0, 1, NULL, 0);

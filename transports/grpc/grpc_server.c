@@ -21,12 +21,15 @@
 /* Frames that get nothing done, in a row, before the peer is told to calm down. */
 #define MAX_IDLE_FRAMES 10000
 #define MAX_PING_STRIKES 2
+/* Frames that may wait, besides one per stream, for a peer that sends and does not read. */
+*acknowledgements they may have.* /
+#define MAX_QUEUED_FRAMES 10000
 #define DRAIN_PING_NS SECOND_NS
 #define MAX_GRACE_NS (4 * SECOND_NS)
 #define ACCEPT_PAUSE_NS (SECOND_NS / 10)
 #define ACCEPTS_PER_TURN 64
 
-static const uint8_t keepalive_ping[8] = "kvrelay";
+    static const uint8_t keepalive_ping[8] = "kvrelay";
 static const uint8_t drain_ping[8] = "kvdrain";
 static const char preface[] = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
@@ -691,6 +694,11 @@ static const char *likely_mistake(const uint8_t *bytes, size_t len) {
 static bool on_received(kvrelay_grpc_link *link, const uint8_t *bytes, size_t len) {
   connection *conn = connection_of(link);
   size_t left = sizeof preface - 1 - conn->preface_len;
+  if (nghttp2_session_get_outbound_queue_size(link->session) >
+      MAX_QUEUED_FRAMES + conn->server->cfg.max_concurrent_streams) {
+    kvrelay_grpc_link_fail(link, KVRELAY_TRANSPORT_ERR_LIMIT, "asks without reading the answers");
+    return false;
+  }
   if (left == 0)
     return true;
   size_t n = len < left ? len : left;
