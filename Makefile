@@ -60,7 +60,7 @@ WARN_UNIT := -Wno-missing-prototypes -Wno-redundant-decls -Wno-conversion -Wno-s
   -Wno-undef -Wno-cast-qual -Wno-null-dereference -Wno-double-promotion -Wno-format-nonliteral \
   $(if $(CLANG),-Wno-extra-semi-stmt -Wno-unreachable-code -Wno-gnu-zero-variadic-macro-arguments -Wno-shadow-all,-Wno-duplicated-branches)
 
-CPPFLAGS_ALL = -I. -Iproto -Itransports -I$(BUILD)/proto -D_GNU_SOURCE $(PROTO_CPPFLAGS) $(CPPFLAGS)
+CPPFLAGS_ALL = -I. -Iproto -Itransports -Itools/common -I$(BUILD)/proto -D_GNU_SOURCE $(PROTO_CPPFLAGS) $(CPPFLAGS)
 COMPILE = $(CC) -std=c11 $(CPPFLAGS_ALL) $(CFLAGS) -MMD -MP
 LINK = $(CC) $(CFLAGS) $(LDFLAGS) -Wl,--as-needed
 
