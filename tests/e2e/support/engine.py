@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An engine's event publisher: pyzmq PUB with the three frames, and a small msgpack writer of its own."""
+
+import struct
+import time
+
+import zmq
+
+
+def pack(value):
+    """msgpack of None, bool, int, float, str, bytes, list and dict."""
+    if value is None:
+        return b"\xc0"
+    if isinstance(value, bool):
+        return b"\xc3" if value else b"\xc2"
+    if isinstance(value, int):
+        if 0 <= value < 128:
+            return bytes([value])
+        if -32 <= value < 0:
+            return struct.pack("b", value)
+        return b"\xcf" + struct.pack(">Q", value) if value >= 0 else b"\xd3" + struct.pack(">q", value)
+    if isinstance(value, float):
+        return b"\xcb" + struct.pack(">d", value)
+    if isinstance(value, str):
+        data = value.encode()
+        return b"\xdb" + struct.pack(">I", len(data)) + data
+    if isinstance(value, bytes):
+        return b"\xc6" + struct.pack(">I", len(value)) + value
+    if isinstance(value, (list, tuple)):
+        return b"\xdd" + struct.pack(">I", len(value)) + b"".join(map(pack, value))
+    return b"\xdf" + struct.pack(">I", len(value)) + b"".join(pack(k) + pack(v) for k, v in value.items())
+
+
+def stored(hashes, tokens, block_size, parent=None, **more):
+    event = {"type": "BlockStored", "block_hashes": hashes, "parent_block_hash": parent, "token_ids": tokens, "block_size": block_size}
+    return dict(event, **more)
+
+
+def removed(hashes, **more):
+    return dict({"type": "BlockRemoved", "block_hashes": hashes}, **more)
+
+
+CLEARED = {"type": "AllBlocksCleared"}
+
+
+class Engine:
+    """One publisher; `subscribed` waits until somebody listens, so that nothing is lost on the way."""
+
+    def __init__(self, endpoint="tcp://127.0.0.1:*"):
+        self.context = zmq.Context()
+        self.socket = self.context.socket(zmq.XPUB)  # a PUB that shows its subscriptions
+        self.socket.setsockopt(zmq.LINGER, 0)
+        self.socket.setsockopt(zmq.SNDHWM, 0)
+        self.socket.bind(endpoint)
+        self.endpoint = self.socket.getsockopt(zmq.LAST_ENDPOINT).decode().rstrip("\0")
+        self.sequence = 0
+
+    def subscribed(self, timeout_s=20):
+        if not self.socket.poll(int(timeout_s * 1000)):
+            raise RuntimeError("nobody subscribed")
+        return self.socket.recv()
+
+    def send_frames(self, frames):
+        self.socket.send_multipart(frames)
+
+    def send_payload(self, payload, topic=b""):
+        self.send_frames([topic, struct.pack(">Q", self.sequence), payload])
+        self.sequence += 1
+
+    def send(self, events, rank=0):
+        self.send_payload(pack([time.time(), events, rank]))
+
+    def close(self):
+        self.socket.close()
+        self.context.term()

@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* cli.h - what the subcommands of kvrelay share: options, exit codes, commands. */
+#ifndef KVRELAY_CLI_H
+#define KVRELAY_CLI_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "kvrelay.h"
+
+/* Exit codes. */
+enum {
+  EXIT_FINE = 0,
+  EXIT_NO = 1,          /* answered "no": no match, a check failed */
+  EXIT_UNDECIDED = 2,   /* no usable replica, unknown */
+  EXIT_USAGE = 64,
+  EXIT_UNREACHABLE = 69,
+  EXIT_SYSTEM = 71,
+  EXIT_CONTRACT = 76    /* the other side speaks another contract */
+};
+
+typedef struct options {
+  const char *target;
+  const char *model, *adapter, *namespace_;
+  const char *tokens_file; /* "-" = standard input */
+  const char *token_ids;   /* "1,2,10-20" */
+  const char *pool;        /* watch: namespace/component/endpoint, or the pool's identity */
+  double timeout_s;        /* for a first answer */
+  uint64_t count;          /* watch, catalog --watch: stop after this many, 0 = never */
+  bool json, watch;
+  const char *subscriber_id;
+} options;
+
+int cmd_info(const options *o);
+int cmd_catalog(const options *o);
+int cmd_query(const options *o);
+int cmd_watch(const options *o);
+
+#endif

@@ -1,0 +1,143 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* kvrelay - shows and questions any relay of the contract dynamo.kvrelay.v1. */
+#include <getopt.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli.h"
+
+static const char usage[] =
+    "Usage: kvrelay COMMAND TARGET [options]\n"
+    "\n"
+    "  info     who is there: contract version, relay identity, round trip\n"
+    "  catalog  which pools it publishes, with the models they serve\n"
+    "  query    how many leading blocks of a prompt each pool holds\n"
+    "  watch    the filter stream of its pools, a line per frame\n"
+    "\n"
+    "TARGET is host:port of a relay.\n"
+    "\n"
+    "  --model NAME         query: model id or alias\n"
+    "  --tokens FILE        query: token ids, separated by white space or commas, or a JSON list; - = standard input\n"
+    "  --token-ids LIST     query: the same on the command line, with ranges: 1,2,100-195\n"
+    "  --adapter NAME       query: LoRA adapter of that model\n"
+    "  --namespace NAME     query: cache namespace (what engines call cache salt)\n"
+    "  --pool NAME          watch: one pool only, namespace/component/endpoint\n"
+    "  --watch              catalog: go on, a catalog per change\n"
+    "  --count N            watch, catalog --watch: stop after N frames or catalogs\n"
+    "  --timeout SECONDS    wait this long for a first answer (default 10)\n"
+    "  --subscriber-id ID   how the relay sees us (default kvrelay-cli)\n"
+    "  --json               one JSON object a line instead of tables\n"
+    "  --help, --version\n"
+    "\n"
+    "Exit codes: 0 fine, 1 answered \"no\" (no match), 2 cannot be decided (no usable replica), 64 usage,\n"
+    "69 unreachable, 76 the other side speaks another contract.\n";
+
+static const struct command {
+  const char *name;
+  int (*run)(const options *o);
+} commands[] = {{"info", cmd_info}, {"catalog", cmd_catalog}, {"query", cmd_query}, {"watch", cmd_watch}};
+
+static int bad(const char *what, const char *word) {
+  fprintf(stderr, "kvrelay: %s%s%s%s; see kvrelay --help\n", what, word == NULL ? "" : " '", word == NULL ? "" : word,
+          word == NULL ? "" : "'");
+  return EXIT_USAGE;
+}
+
+static bool parse_count(const char *text, uint64_t *out) {
+  char *end;
+  *out = strtoull(text, &end, 10);
+  return text[0] >= '0' && text[0] <= '9' && *end == 0;
+}
+
+/* Options may stand anywhere behind the command; what is left over is the target. */
+static int parse(int argc, char **argv, options *o) {
+  enum { MODEL = 1, TOKENS, TOKEN_IDS, ADAPTER, NAMESPACE, POOL, WATCH, COUNT, TIMEOUT, SUBSCRIBER, JSON };
+  static const struct option longs[] = {{"model", required_argument, NULL, MODEL},
+                                        {"tokens", required_argument, NULL, TOKENS},
+                                        {"token-ids", required_argument, NULL, TOKEN_IDS},
+                                        {"adapter", required_argument, NULL, ADAPTER},
+                                        {"namespace", required_argument, NULL, NAMESPACE},
+                                        {"pool", required_argument, NULL, POOL},
+                                        {"watch", no_argument, NULL, WATCH},
+                                        {"count", required_argument, NULL, COUNT},
+                                        {"timeout", required_argument, NULL, TIMEOUT},
+                                        {"subscriber-id", required_argument, NULL, SUBSCRIBER},
+                                        {"json", no_argument, NULL, JSON},
+                                        {NULL, 0, NULL, 0}};
+  char *end;
+  for (int c; (c = getopt_long(argc, argv, "", longs, NULL)) != -1;) {
+    switch (c) {
+    case MODEL:
+      o->model = optarg;
+      break;
+    case TOKENS:
+      o->tokens_file = optarg;
+      break;
+    case TOKEN_IDS:
+      o->token_ids = optarg;
+      break;
+    case ADAPTER:
+      o->adapter = optarg;
+      break;
+    case NAMESPACE:
+      o->namespace_ = optarg;
+      break;
+    case POOL:
+      o->pool = optarg;
+      break;
+    case WATCH:
+      o->watch = true;
+      break;
+    case COUNT:
+      if (!parse_count(optarg, &o->count))
+        return bad("--count takes a number, not", optarg);
+      break;
+    case TIMEOUT:
+      o->timeout_s = strtod(optarg, &end);
+      if (*end != 0 || end == optarg || !(o->timeout_s > 0 && o->timeout_s <= 86400))
+        return bad("--timeout takes seconds above 0, not", optarg);
+      break;
+    case SUBSCRIBER:
+      o->subscriber_id = optarg;
+      break;
+    case JSON:
+      o->json = true;
+      break;
+    default:
+      return bad("an option is wrong", NULL);
+    }
+  }
+  if (optind + 1 != argc)
+    return bad(optind == argc ? "a target host:port is missing" : "one target only", NULL);
+  o->target = argv[optind];
+  return EXIT_FINE;
+}
+
+int main(int argc, char **argv) {
+  signal(SIGPIPE, SIG_DFL); /* quiet end when the reader of a pipe goes */
+  if (argc < 2)
+    return bad("a command is missing", NULL);
+  if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "help") == 0) {
+    fputs(usage, stdout);
+    return EXIT_FINE;
+  }
+  if (strcmp(argv[1], "--version") == 0) {
+    printf("kvrelay %d.%d.%d, contract version %d\n", KVRELAY_VERSION_MAJOR, KVRELAY_VERSION_MINOR, KVRELAY_VERSION_PATCH,
+           KVRELAY_WIRE_VERSION);
+    return EXIT_FINE;
+  }
+  for (int i = 2; i < argc; i++)
+    if (strcmp(argv[i], "--help") == 0) {
+      fputs(usage, stdout);
+      return EXIT_FINE;
+    }
+  for (size_t i = 0; i < sizeof commands / sizeof commands[0]; i++)
+    if (strcmp(argv[1], commands[i].name) == 0) {
+      options o = {.timeout_s = 10, .subscriber_id = "kvrelay-cli"};
+      int code = parse(argc - 1, argv + 1, &o);
+      return code == EXIT_FINE ? commands[i].run(&o) : code;
+    }
+  return bad("unknown command", argv[1]);
+}

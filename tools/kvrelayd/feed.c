@@ -1,0 +1,106 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "feed.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+#include "log.h"
+#include "serve.h"
+
+static kvrelay_source_config source_config(const feed *f) {
+  const config_endpoint *e = f->pool->plan->endpoint;
+  const config_events *ev = &f->worker->events;
+  kvrelay_source_config c = kvrelay_source_config_default();
+  c.worker_id = f->worker->id;
+  c.default_rank = f->rank;
+  c.rank_start = f->worker->rank_start;
+  c.ranks = f->worker->ranks;
+  c.block_size = e->block_size;
+  c.hash_format = e->hash_format;
+  c.on_loss = ev->on_loss;
+  c.mm_identifiers = ev->mm_identifiers;
+  c.untagged_salt = ev->untagged_salt;
+  c.deduplicated = ev->source_kind != 0;
+  c.partial_memory = ev->partial_memory;
+  c.has_image_token_id = ev->image_token_id != NULL;
+  c.has_video_token_id = ev->video_token_id != NULL;
+  c.has_main_group = ev->main_group != NULL;
+  c.image_token_id = c.has_image_token_id ? *ev->image_token_id : 0;
+  c.video_token_id = c.has_video_token_id ? *ev->video_token_id : 0;
+  c.main_group = c.has_main_group ? *ev->main_group : 0;
+  return c;
+}
+
+int feed_open(feed *f, struct served_pool *pool, const config_worker *worker, uint32_t rank, uint64_t now_ns) {
+  f->pool = pool;
+  f->worker = worker;
+  f->rank = rank;
+  snprintf(f->name, sizeof f->name, "%s/%" PRIu64 ".%" PRIu32, pool->name, worker->id, rank);
+  kvrelay_source_config c = source_config(f);
+  f->source_len = kvrelay_source_mem_size(&c);
+  f->source_mem = serve_pages(pool->serve, f->source_len);
+  if (f->source_mem == NULL || kvrelay_source_init(&f->source, &c, &pool->producer, f->source_mem, f->source_len, now_ns) != KVRELAY_OK) {
+    log_event(LOG_ERROR, "no_memory", "source=%s bytes=%zu", f->name, f->source_len);
+    return 71;
+  }
+  return 0;
+}
+
+void feed_close(feed *f) {
+  kvrelay_zmq_sub_close(f->socket);
+  f->socket = NULL;
+  serve_pages_free(f->source_mem, f->source_len);
+  f->source_mem = NULL;
+}
+
+void feed_restart(feed *f, uint64_t now_ns) {
+  kvrelay_source_config c = source_config(f);
+  (void)!kvrelay_source_init(&f->source, &c, &f->pool->producer, f->source_mem, f->source_len, now_ns);
+  memset(f->logged, 0, sizeof f->logged);
+}
+
+static int apply(feed *f, const kvrelay_engine_batch *batch, uint64_t now_ns) {
+  kvrelay_engine_decoder *decoder = &f->pool->serve->decoder;
+  kvrelay_engine_event event;
+  int err = KVRELAY_OK;
+  while (err == KVRELAY_OK && kvrelay_engine_batch_next(decoder, &event) == 1)
+    err = kvrelay_source_event(&f->source, batch->has_rank, batch->rank, &event, now_ns);
+  return err;
+}
+
+int feed_batch(feed *f, uint64_t sequence, const uint8_t *payload, size_t len, uint64_t now_ns) {
+  kvrelay_engine_batch batch;
+  f->dirty = true;
+  int verdict = kvrelay_source_sequence(&f->source, sequence, now_ns);
+  if (verdict != KVRELAY_SEQUENCE_APPLY)
+    return verdict < 0 ? verdict : KVRELAY_OK;
+  if (kvrelay_engine_batch_begin(&f->pool->serve->decoder, payload, len, &batch) != KVRELAY_OK)
+    return kvrelay_source_lost(&f->source, KVRELAY_COUNT_PAYLOAD_MALFORMED, now_ns);
+  kvrelay_source_count(&f->source, KVRELAY_COUNT_TRAILING_BYTES, batch.trailing_bytes != 0);
+  kvrelay_source_count(&f->source, KVRELAY_COUNT_RANK_TYPE, batch.rank_type);
+  return apply(f, &batch, now_ns);
+}
+
+/* The largest power of two in a count, 0 for none: what was already said about it. */
+static uint64_t power_below(uint64_t n) {
+  uint64_t power = n != 0;
+  while (power <= n / 2)
+    power *= 2;
+  return power;
+}
+
+void feed_report(feed *f) {
+  const kvrelay_source_stats *stats = kvrelay_source_stats_get(&f->source);
+  for (int i = 0; i < KVRELAY_COUNT_LEN; i++) {
+    uint64_t power = power_below(stats->counts[i]);
+    if (power == f->logged[i])
+      continue;
+    f->logged[i] = power;
+    /* Healthy engines do these all the time. */
+    bool normal = i == KVRELAY_COUNT_OTHER_TIER || i == KVRELAY_COUNT_SUB_BLOCK || i == KVRELAY_COUNT_PLACEHOLDER ||
+                  i == KVRELAY_COUNT_NON_MAIN_ATTENTION_KIND || i == KVRELAY_COUNT_NON_MAIN_ATTENTION_GROUP ||
+                  i == KVRELAY_COUNT_PARTIAL_BLOCK || i == KVRELAY_COUNT_IGNORED_EVENT;
+    log_event(normal ? LOG_DEBUG : LOG_WARN, "ingest", "source=%s reason=%s count=%" PRIu64, f->name, kvrelay_count_name(i),
+              stats->counts[i]);
+  }
+}

@@ -1,0 +1,42 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* feed.h - one stream of engine events into one pool: a ZeroMQ socket or a recorded file. */
+#ifndef KVRELAYD_FEED_H
+#define KVRELAYD_FEED_H
+
+#include "config.h"
+#include "proto/engine_events.h"
+#include "transports/zmq/zmq_sub.h"
+
+struct served_pool;
+
+typedef struct feed {
+  kvrelay_zmq_listener listener; /* first: the socket's view of this feed */
+  struct served_pool *pool;
+  const config_worker *worker;
+  uint32_t rank;  /* of this socket; the batch may name another */
+  char name[600]; /* namespace/component/endpoint/worker.rank */
+  kvrelay_source source;
+  void *source_mem;
+  size_t source_len;
+  kvrelay_zmq_sub *socket;            /* engine only */
+  bool dirty;                         /* batches were applied since the pool was told */
+  uint64_t logged[KVRELAY_COUNT_LEN]; /* counts as of the last line about each */
+} feed;
+
+/* Sets the feed up; no bytes flow yet.  0, or an exit code after a log line. */
+int feed_open(feed *f, struct served_pool *pool, const config_worker *worker, uint32_t rank, uint64_t now_ns);
+void feed_close(feed *f);
+/* The producer behind the feed was rebuilt empty: starts over with it. */
+void feed_restart(feed *f, uint64_t now_ns);
+
+/* One batch as it came: order, decode, apply.  KVRELAY_OK, or KVRELAY_ERR_INVARIANT: the producer has to be fenced. */
+int feed_batch(feed *f, uint64_t sequence, const uint8_t *payload, size_t len, uint64_t now_ns);
+/* One log line for every reason that reached a new power of two. */
+void feed_report(feed *f);
+
+/* feed_engine.c: connects the socket.  0, or an exit code after a log line. */
+int feed_engine_connect(feed *f, struct event_base *base, void *zmq_context);
+/* feed_trace.c: applies the whole recording.  0, or an exit code after a log line. */
+int feed_trace_read(feed *f, const char *path);
+
+#endif

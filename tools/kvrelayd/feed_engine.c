@@ -1,0 +1,85 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The live stream of an engine's data-parallel rank. */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <zmq.h>
+
+#include "feed.h"
+#include "log.h"
+#include "serve.h"
+
+static void on_batch(kvrelay_zmq_listener *self, kvrelay_text topic, uint64_t sequence, const uint8_t *payload, size_t len, bool odd,
+                     uint64_t now_ns) {
+  feed *f = (feed *)(void *)self;
+  (void)topic; /* the source is known from the connection */
+  kvrelay_source_count(&f->source, KVRELAY_COUNT_FRAMES, odd);
+  if (feed_batch(f, sequence, payload, len, now_ns) != KVRELAY_OK)
+    serve_pool_fence(f->pool, now_ns);
+}
+
+static void on_too_large(kvrelay_zmq_listener *self, uint64_t sequence, uint64_t now_ns) {
+  feed *f = (feed *)(void *)self;
+  f->dirty = true;
+  if (kvrelay_source_sequence(&f->source, sequence, now_ns) < 0 ||
+      kvrelay_source_lost(&f->source, KVRELAY_COUNT_PAYLOAD_TOO_LARGE, now_ns) != KVRELAY_OK)
+    serve_pool_fence(f->pool, now_ns);
+}
+
+static void on_bad_frames(kvrelay_zmq_listener *self, uint64_t now_ns) {
+  feed *f = (feed *)(void *)self;
+  (void)now_ns;
+  kvrelay_source_count(&f->source, KVRELAY_COUNT_FRAMES, 1);
+}
+
+static void on_turn(kvrelay_zmq_listener *self, uint64_t now_ns) {
+  feed *f = (feed *)(void *)self;
+  if (f->dirty)
+    serve_pool_changed(f->pool, now_ns);
+  f->dirty = false;
+  feed_report(f);
+}
+
+/* tcp: port + rank * step; ipc and inproc: the suffix engines give their own. */
+static int rank_endpoint(const feed *f, char out[512]) {
+  const config_events *ev = &f->worker->events;
+  uint32_t rank = f->rank - f->worker->rank_start;
+  const char *colon = strrchr(ev->endpoint, ':');
+  if (rank == 0)
+    return snprintf(out, 512, "%s", ev->endpoint) < 512 ? 0 : -1;
+  if (strncmp(ev->endpoint, "tcp://", 6) != 0)
+    return snprintf(out, 512, "%s_dp%" PRIu32, ev->endpoint, rank) < 512 ? 0 : -1;
+  unsigned long port = strtoul(colon + 1, NULL, 10) + (unsigned long)rank * ev->rank_port_step;
+  if (port == 0 || port > 65535)
+    return -1;
+  return snprintf(out, 512, "%.*s:%lu", (int)(colon - ev->endpoint), ev->endpoint, port) < 512 ? 0 : -1;
+}
+
+int feed_engine_connect(feed *f, struct event_base *base, void *zmq_context) {
+  char endpoint[512];
+  kvrelay_zmq_sub_config cfg = kvrelay_zmq_sub_config_default();
+  if (rank_endpoint(f, endpoint) != 0) {
+    log_event(LOG_ERROR, "source_endpoint", "source=%s endpoint=%s error=\"the rank's port is beyond 65535, or the text too long\"", f->name,
+              f->worker->events.endpoint);
+    return 78;
+  }
+  cfg.context = zmq_context;
+  cfg.base = base;
+  cfg.endpoint = endpoint;
+  cfg.bind = f->worker->events.bind;
+  cfg.topic = f->worker->events.topic;
+  cfg.max_payload_bytes = (size_t)f->worker->events.max_payload_bytes;
+  f->listener.batch = on_batch;
+  f->listener.too_large = on_too_large;
+  f->listener.bad_frames = on_bad_frames;
+  f->listener.turn = on_turn;
+  int err = kvrelay_zmq_sub_open(&cfg, &f->listener, &f->socket);
+  if (err != KVRELAY_TRANSPORT_OK) {
+    log_event(LOG_ERROR, "source_failed", "source=%s endpoint=%s error=\"%s\" system=\"%s\"", f->name, endpoint,
+              kvrelay_transport_strerror(err), zmq_strerror(errno));
+    return err == KVRELAY_TRANSPORT_ERR_ADDRESS ? 78 : 69;
+  }
+  log_event(LOG_INFO, "source", "source=%s endpoint=%s mode=%s", f->name, endpoint, cfg.bind ? "bind" : "connect");
+  return 0;
+}

@@ -1,0 +1,246 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* kvrelayd - publishes the KV blocks of stock engines by the contract dynamo.kvrelay.v1. */
+#include <errno.h>
+#include <event2/event.h>
+#include <getopt.h>
+#include <libgen.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "log.h"
+#include "grpc/grpc_server.h"
+#include "plan.h"
+#include "serve.h"
+#include "service.h"
+
+#define DEFAULT_CONFIG "/etc/kvrelay/kvrelayd.yaml"
+#define SHUTDOWN_GRACE_NS ((uint64_t)2000000000)
+
+static const char usage[] =
+    "Usage: kvrelayd [--config FILE] [options]\n"
+    "       kvrelayd --check [FILE]\n"
+    "\n"
+    "Publishes which KV-cache blocks the engines of one data centre hold (gRPC package dynamo.kvrelay.v1).\n"
+    "\n"
+    "  --config FILE        configuration (default $KVRELAY_CONFIG, else " DEFAULT_CONFIG ")\n"
+    "  --check [FILE]       check the configuration, print what it means, and stop\n"
+    "  --bind ADDRESS:PORT  gRPC listener, instead of relay.bind; port 0 takes a free one and logs it\n"
+    "  --log-level LEVEL    trace, debug, info, warn, error (default info)\n"
+    "  --help, --version\n"
+    "\n"
+    "Exit codes: 0 stopped in order or check fine, 64 bad flags, 69 an address cannot be bound or a file cannot be read,\n"
+    "70 internal failure, 71 the system refused something, 78 configuration not valid.\n"
+    "SIGTERM or SIGINT stop in order; a second one stops at once.\n";
+
+typedef struct daemon {
+  struct event_base *base;
+  struct event *term, *interrupt, *deadline;
+  serve serve;
+  kvrelay_relay_service *service;
+  kvrelay_transport *grpc;
+  int stops; /* signals to stop so far */
+} daemon_;
+
+static void on_stop(evutil_socket_t signal_number, short what, void *argument) {
+  daemon_ *d = argument;
+  (void)what;
+  if (++d->stops > 1)
+    _Exit(0);
+  log_event(LOG_INFO, "stopping", "signal=%d", (int)signal_number);
+}
+
+static void on_deadline(evutil_socket_t fd, short what, void *argument) {
+  (void)fd;
+  (void)what;
+  (void)argument; /* waking the loop is all it is for */
+}
+
+static void on_transport_log(void *context, int level, const char *event, const char *text) {
+  char quoted[LOG_QUOTE_CAP];
+  (void)context;
+  log_event(level, event, "text=%s", log_quote(text, strlen(text), quoted));
+}
+
+static int check(const char *path) {
+  int code = 0;
+  config *c = config_load(path, stderr, &code);
+  if (c == NULL)
+    return code;
+  plan *p = plan_make(c, stderr);
+  if (p == NULL) {
+    config_free(c);
+    return 71;
+  }
+  plan_print(p, stdout);
+  plan_free(p);
+  config_free(c);
+  printf("%s: fine\n", path);
+  return 0;
+}
+
+static int open_listener(daemon_ *d, const char *bind) {
+  kvrelay_grpc_server_config cfg = kvrelay_grpc_server_config_default();
+  cfg.bind = bind;
+  cfg.base = d->base;
+  cfg.log = on_transport_log;
+  int err = kvrelay_grpc_server_open(&cfg, kvrelay_relay_service_base(d->service), &d->grpc);
+  if (err != KVRELAY_TRANSPORT_OK) {
+    log_event(LOG_ERROR, "bind_failed", "address=%s error=\"%s\" system=\"%s\"", bind, kvrelay_transport_strerror(err), strerror(errno));
+    return 69;
+  }
+  char address[128];
+  kvrelay_grpc_server_address(d->grpc, address, sizeof address);
+  log_event(LOG_INFO, "listening", "transport=grpc address=%s", address);
+  return 0;
+}
+
+/* The earliest of the relay's deadlines becomes the loop's timer. */
+static void arm_deadline(daemon_ *d, uint64_t now_ns) {
+  uint64_t at = kvrelay_relay_deadline_ns(&d->serve.relay);
+  if (at == KVRELAY_TIME_NONE) {
+    event_del(d->deadline);
+    return;
+  }
+  uint64_t wait_us = at <= now_ns ? 0 : (at - now_ns + 999) / 1000;
+  struct timeval wait = {(time_t)(wait_us / 1000000), (suseconds_t)(wait_us % 1000000)};
+  event_add(d->deadline, &wait);
+}
+
+static void run(daemon_ *d) {
+  bool stopping = false;
+  for (;;) {
+    uint64_t now = serve_now_ns();
+    if (d->stops != 0 && !stopping) {
+      stopping = true;
+      kvrelay_relay_shutdown(&d->serve.relay, now);
+      if (d->grpc != NULL)
+        d->grpc->stop(d->grpc, SHUTDOWN_GRACE_NS);
+    }
+    kvrelay_relay_service_poll(d->service, now);
+    arm_deadline(d, now);
+    if (d->grpc == NULL) {
+      if (stopping)
+        return;
+      event_base_loop(d->base, EVLOOP_ONCE);
+    } else if (d->grpc->run_once(d->grpc, 1000000000u) == KVRELAY_TRANSPORT_CLOSED) {
+      return;
+    }
+  }
+}
+
+static int open_signals(daemon_ *d) {
+  signal(SIGPIPE, SIG_IGN);
+  d->base = event_base_new();
+  if (d->base == NULL)
+    return 71;
+  d->term = evsignal_new(d->base, SIGTERM, on_stop, d);
+  d->interrupt = evsignal_new(d->base, SIGINT, on_stop, d);
+  d->deadline = evtimer_new(d->base, on_deadline, d);
+  bool ok = d->term != NULL && d->interrupt != NULL && d->deadline != NULL;
+  return ok && event_add(d->term, NULL) == 0 && event_add(d->interrupt, NULL) == 0 ? 0 : 71;
+}
+
+static void close_signals(daemon_ *d) {
+  if (d->term != NULL)
+    event_free(d->term);
+  if (d->interrupt != NULL)
+    event_free(d->interrupt);
+  if (d->deadline != NULL)
+    event_free(d->deadline);
+  if (d->base != NULL)
+    event_base_free(d->base);
+}
+
+static int open_all(daemon_ *d, const config *c, const plan *p, const char *config_dir, const char *bind) {
+  int code = open_signals(d);
+  if (code == 0)
+    code = serve_open(&d->serve, p, config_dir);
+  if (code == 0) {
+    kvrelay_relay_service_config cfg = kvrelay_relay_service_config_default(&d->serve.relay);
+    code = kvrelay_relay_service_open(&cfg, &d->service) == KVRELAY_TRANSPORT_OK ? 0 : 71;
+  }
+  if (bind == NULL)
+    bind = c->relay.bind;
+  if (code == 0 && bind != NULL)
+    code = open_listener(d, bind);
+  if (code == 0 && bind == NULL)
+    log_event(LOG_WARN, "no_listener", "note=\"neither relay.bind nor --bind: nobody can connect\"");
+  return code == 0 ? serve_connect(&d->serve, d->base) : code;
+}
+
+static int serve_config(const char *path, const char *bind) {
+  int code = 0;
+  daemon_ d;
+  memset(&d, 0, sizeof d);
+  config *c = config_load(path, stderr, &code);
+  if (c == NULL)
+    return code;
+  char *path_copy = strdup(path); /* dirname writes */
+  plan *p = plan_make(c, stderr);
+  code = p == NULL || path_copy == NULL ? 71 : open_all(&d, c, p, dirname(path_copy), bind);
+  if (code == 0) {
+    log_event(LOG_INFO, "ready", "dc=%s pools=%u", c->relay.dc, d.serve.pools_count);
+    run(&d);
+    log_event(LOG_INFO, "stopped", "%s", "");
+  }
+  if (d.grpc != NULL)
+    d.grpc->close(d.grpc);
+  if (d.service != NULL)
+    kvrelay_relay_service_close(d.service);
+  serve_close(&d.serve);
+  close_signals(&d);
+  plan_free(p);
+  free(path_copy);
+  config_free(c);
+  return code;
+}
+
+int main(int argc, char **argv) {
+  enum { OPT_CONFIG = 1, OPT_CHECK, OPT_BIND, OPT_LOG, OPT_HELP, OPT_VERSION };
+  static const struct option options[] = {{"config", required_argument, NULL, OPT_CONFIG}, {"check", no_argument, NULL, OPT_CHECK},
+                                          {"bind", required_argument, NULL, OPT_BIND},     {"log-level", required_argument, NULL, OPT_LOG},
+                                          {"help", no_argument, NULL, OPT_HELP},           {"version", no_argument, NULL, OPT_VERSION},
+                                          {NULL, 0, NULL, 0}};
+  const char *path = getenv("KVRELAY_CONFIG"), *bind = NULL;
+  bool only_check = false;
+  for (int o; (o = getopt_long(argc, argv, "", options, NULL)) != -1;) {
+    switch (o) {
+    case OPT_CONFIG:
+      path = optarg;
+      break;
+    case OPT_CHECK:
+      only_check = true;
+      break;
+    case OPT_BIND:
+      bind = optarg;
+      break;
+    case OPT_LOG:
+      if (log_level_from_name(optarg) < 0) {
+        fprintf(stderr, "kvrelayd: --log-level takes trace, debug, info, warn or error\n");
+        return 64;
+      }
+      log_set_level(log_level_from_name(optarg));
+      break;
+    case OPT_HELP:
+      fputs(usage, stdout);
+      return 0;
+    case OPT_VERSION:
+      printf("kvrelayd %d.%d.%d, contract version %d\n", KVRELAY_VERSION_MAJOR, KVRELAY_VERSION_MINOR, KVRELAY_VERSION_PATCH,
+             KVRELAY_WIRE_VERSION);
+      return 0;
+    default:
+      fprintf(stderr, "kvrelayd: see --help\n");
+      return 64;
+    }
+  }
+  if (only_check && optind < argc)
+    path = argv[optind++];
+  if (optind < argc) {
+    fprintf(stderr, "kvrelayd: unexpected argument '%s'; see --help\n", argv[optind]);
+    return 64;
+  }
+  if (path == NULL)
+    path = DEFAULT_CONFIG;
+  return only_check ? check(path) : serve_config(path, bind);
+}

@@ -1,0 +1,215 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "serve.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <time.h>
+#include <zmq.h>
+
+#include "log.h"
+
+/* Room the decoder may use for the tokens of one event; larger events are counted and skipped. */
+#define SERVE_MAX_EVENT_TOKENS ((size_t)1 << 20)
+
+uint64_t serve_now_ns(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+void *serve_pages(serve *s, size_t bytes) {
+  if (bytes == 0)
+    return NULL;
+  void *mem = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (mem == MAP_FAILED)
+    return NULL;
+  s->worst_case_bytes += bytes;
+  return mem;
+}
+
+void serve_pages_free(void *mem, size_t bytes) {
+  if (mem != NULL)
+    munmap(mem, bytes);
+}
+
+static uint64_t random_id(void) {
+  uint64_t id = 0;
+  if (getrandom(&id, sizeof id, 0) != (ssize_t)sizeof id)
+    id = serve_now_ns() * 0x9E3779B97F4A7C15u;
+  return id & INT64_MAX; /* the contract clears the top bit */
+}
+
+/* ---- one pool ---- */
+
+static ckf_producer_config producer_config(const plan_pool *p) {
+  ckf_producer_config cfg = ckf_producer_config_default();
+  cfg.filter.expected_blocks = p->endpoint->expected_unique_blocks;
+  cfg.filter.publish_every_n_events = kvrelay_relay_config_default().publication_threshold;
+  cfg.delta_table = true;
+  return cfg;
+}
+
+static int publish(served_pool *pool, uint64_t now_ns) {
+  serve *s = pool->serve;
+  const kvrelay_descriptor *d = &pool->plan->descriptor;
+  ckf_producer_config cfg = producer_config(pool->plan);
+  cfg.hash_seed = random_id();
+  int err = ckf_producer_init(&pool->producer, &cfg, pool->producer_mem, ckf_producer_mem_size(&cfg));
+  if (err == CKF_OK)
+    err = kvrelay_relay_pool_add(&s->relay, d, &pool->producer, pool->pool_mem, kvrelay_relay_pool_mem_size(&s->relay, d), now_ns,
+                                 &pool->pool);
+  if (err != KVRELAY_OK)
+    log_event(LOG_ERROR, "pool_not_published", "pool=%s error=\"%s\"", pool->name, err <= -200 ? ckf_strerror(err) : kvrelay_strerror(err));
+  return err;
+}
+
+static unsigned sockets_of(const config_worker *w) {
+  if (w->events.type == CONFIG_EVENTS_NONE)
+    return 0;
+  bool per_rank = w->events.type == CONFIG_EVENTS_ENGINE && w->events.rank_port_step != 0;
+  return per_rank ? w->ranks : 1;
+}
+
+static int open_feeds(served_pool *pool, uint64_t now_ns) {
+  const config_endpoint *e = pool->plan->endpoint;
+  unsigned count = 0;
+  for (unsigned i = 0; i < e->workers_count; i++)
+    count += sockets_of(&e->workers[i]);
+  pool->feeds = calloc(count, sizeof *pool->feeds);
+  if (pool->feeds == NULL)
+    return 71;
+  for (unsigned i = 0; i < e->workers_count; i++)
+    for (unsigned r = 0; r < sockets_of(&e->workers[i]); r++) {
+      int code = feed_open(&pool->feeds[pool->feeds_count++], pool, &e->workers[i], e->workers[i].rank_start + r, now_ns);
+      if (code != 0)
+        return code;
+    }
+  return 0;
+}
+
+static int open_pool(serve *s, served_pool *pool, const plan_pool *p, uint64_t now_ns) {
+  pool->plan = p;
+  pool->serve = s;
+  snprintf(pool->name, sizeof pool->name, "%s/%s/%s", p->endpoint->namespace_, p->endpoint->component, p->endpoint->endpoint);
+  ckf_producer_config cfg = producer_config(p);
+  size_t producer_len = ckf_producer_mem_size(&cfg), pool_len = kvrelay_relay_pool_mem_size(&s->relay, &p->descriptor);
+  pool->producer_mem = serve_pages(s, producer_len);
+  pool->pool_mem = serve_pages(s, pool_len);
+  if (pool->producer_mem == NULL || pool->pool_mem == NULL) {
+    log_event(LOG_ERROR, "no_memory", "pool=%s bytes=%zu", pool->name, producer_len + pool_len);
+    return 71;
+  }
+  if (publish(pool, now_ns) != KVRELAY_OK)
+    return 70;
+  return open_feeds(pool, now_ns);
+}
+
+void serve_pool_fence(served_pool *pool, uint64_t now_ns) {
+  log_event(LOG_ERROR, "producer_fenced", "pool=%s note=\"starts again, empty\"", pool->name);
+  if (pool->pool != NULL)
+    kvrelay_relay_pool_remove(&pool->serve->relay, pool->pool, now_ns);
+  pool->pool = NULL;
+  if (publish(pool, now_ns) != KVRELAY_OK)
+    return;
+  for (unsigned i = 0; i < pool->feeds_count; i++)
+    feed_restart(&pool->feeds[i], now_ns);
+}
+
+void serve_pool_changed(served_pool *pool, uint64_t now_ns) {
+  if (pool->pool != NULL && kvrelay_relay_pool_changed(&pool->serve->relay, pool->pool, now_ns) != KVRELAY_OK)
+    serve_pool_fence(pool, now_ns);
+}
+
+/* ---- the whole daemon ---- */
+
+static int open_relay(serve *s, const plan *p, uint64_t now_ns) {
+  kvrelay_relay_config cfg = kvrelay_relay_config_default();
+  cfg.identity.drt_instance_id = random_id();
+  cfg.identity.relay_incarnation = random_id();
+  cfg.max_bucket_count = 2;
+  for (unsigned i = 0; i < p->pools_count; i++) {
+    uint64_t buckets = 0;
+    ckf_producer_config producer = producer_config(&p->pools[i]);
+    if (ckf_config_check(&producer.filter, &buckets) == CKF_OK && buckets > cfg.max_bucket_count)
+      cfg.max_bucket_count = buckets;
+  }
+  s->relay_len = kvrelay_relay_mem_size(&cfg);
+  s->relay_mem = serve_pages(s, s->relay_len);
+  if (s->relay_mem == NULL)
+    return 71;
+  return kvrelay_relay_init(&s->relay, &cfg, s->relay_mem, s->relay_len, now_ns) == KVRELAY_OK ? 0 : 70;
+}
+
+static int open_decoder(serve *s) {
+  size_t bytes = kvrelay_engine_decoder_mem_size(SERVE_MAX_EVENT_TOKENS);
+  s->decoder_mem = serve_pages(s, bytes);
+  if (s->decoder_mem == NULL)
+    return 71;
+  return kvrelay_engine_decoder_init(&s->decoder, SERVE_MAX_EVENT_TOKENS, s->decoder_mem, bytes) == KVRELAY_OK ? 0 : 70;
+}
+
+static int read_traces(serve *s, const char *config_dir) {
+  int code = 0;
+  for (unsigned i = 0; i < s->pools_count && code == 0; i++)
+    for (unsigned j = 0; j < s->pools[i].feeds_count && code == 0; j++) {
+      feed *f = &s->pools[i].feeds[j];
+      char path[8400];
+      const char *file = f->worker->events.file;
+      if (f->worker->events.type != CONFIG_EVENTS_TRACE)
+        continue;
+      snprintf(path, sizeof path, "%s%s%s", file[0] == '/' ? "" : config_dir, file[0] == '/' ? "" : "/", file);
+      code = feed_trace_read(f, path);
+    }
+  return code;
+}
+
+int serve_open(serve *s, const plan *p, const char *config_dir) {
+  uint64_t now_ns = serve_now_ns();
+  memset(s, 0, sizeof *s);
+  s->pools = calloc(p->pools_count + 1u, sizeof *s->pools);
+  int code = s->pools == NULL ? 71 : open_relay(s, p, now_ns);
+  if (code == 0)
+    code = open_decoder(s);
+  if (code != 0)
+    log_event(LOG_ERROR, "no_memory", "what=relay bytes=%zu", s->relay_len);
+  for (unsigned i = 0; i < p->pools_count && code == 0; i++)
+    if (p->pools[i].no_pool == NULL)
+      code = open_pool(s, &s->pools[s->pools_count++], &p->pools[i], now_ns);
+  if (code == 0) {
+    log_event(LOG_INFO, "memory", "worst_case_bytes=%zu pools=%u", s->worst_case_bytes, s->pools_count);
+    code = read_traces(s, config_dir);
+  }
+  return code;
+}
+
+int serve_connect(serve *s, struct event_base *base) {
+  int code = 0;
+  s->zmq_context = zmq_ctx_new();
+  if (s->zmq_context == NULL)
+    return 71;
+  for (unsigned i = 0; i < s->pools_count && code == 0; i++)
+    for (unsigned j = 0; j < s->pools[i].feeds_count && code == 0; j++)
+      if (s->pools[i].feeds[j].worker->events.type == CONFIG_EVENTS_ENGINE)
+        code = feed_engine_connect(&s->pools[i].feeds[j], base, s->zmq_context);
+  return code;
+}
+
+void serve_close(serve *s) {
+  for (unsigned i = 0; i < s->pools_count; i++) {
+    served_pool *pool = &s->pools[i];
+    ckf_producer_config cfg = producer_config(pool->plan);
+    for (unsigned j = 0; j < pool->feeds_count; j++)
+      feed_close(&pool->feeds[j]);
+    free(pool->feeds);
+    serve_pages_free(pool->pool_mem, kvrelay_relay_pool_mem_size(&s->relay, &pool->plan->descriptor));
+    serve_pages_free(pool->producer_mem, ckf_producer_mem_size(&cfg));
+  }
+  free(s->pools);
+  serve_pages_free(s->decoder_mem, kvrelay_engine_decoder_mem_size(SERVE_MAX_EVENT_TOKENS));
+  serve_pages_free(s->relay_mem, s->relay_len);
+  if (s->zmq_context != NULL)
+    zmq_ctx_term(s->zmq_context);
+}

@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* serve.h - the pools this daemon publishes: exact state, relay pool and event feeds of each. */
+#ifndef KVRELAYD_SERVE_H
+#define KVRELAYD_SERVE_H
+
+#include <event2/event.h>
+
+#include "feed.h"
+#include "plan.h"
+
+typedef struct served_pool {
+  const plan_pool *plan;
+  char name[512]; /* namespace/component/endpoint */
+  struct serve *serve;
+  ckf_producer producer;
+  void *producer_mem;
+  kvrelay_pool *pool; /* NULL while it is not published */
+  void *pool_mem;
+  feed *feeds;
+  unsigned feeds_count;
+} served_pool;
+
+typedef struct serve {
+  void *zmq_context;
+  kvrelay_relay relay;
+  void *relay_mem;
+  size_t relay_len;
+  kvrelay_engine_decoder decoder; /* one for all feeds: they run one after the other */
+  void *decoder_mem;
+  served_pool *pools;
+  unsigned pools_count;
+  size_t worst_case_bytes; /* of all memory reserved so far; what is not touched costs nothing */
+} serve;
+
+/*
+ * Builds and publishes every pool of the plan and reads its recorded streams, whose relative paths start at `config_dir`; engines are not
+ * connected yet.  0, or an exit code after a log line; serve_close is due either way.  `p` and its configuration must outlive the daemon.
+ */
+int serve_open(serve *s, const plan *p, const char *config_dir);
+/* Connects the engine feeds; after the listener is up.  As serve_open. */
+int serve_connect(serve *s, struct event_base *base);
+/* After the transports are closed. */
+void serve_close(serve *s);
+/* Feeds changed the pool's state: publish what is due.  A fenced producer starts again, empty. */
+void serve_pool_changed(served_pool *pool, uint64_t now_ns);
+/* The state is broken: withdraw the producer and start again, empty. */
+void serve_pool_fence(served_pool *pool, uint64_t now_ns);
+
+uint64_t serve_now_ns(void);
+/* Zeroed memory from the system, reserved but not touched; NULL when there is none. */
+void *serve_pages(serve *s, size_t bytes);
+void serve_pages_free(void *mem, size_t bytes);
+
+#endif
