@@ -13,7 +13,8 @@
  *   Refuse    request "GRPC REASON TEXT": ends with this status before the first message
  *   End       request "GRPC REASON TEXT": one message "x", then this status
  *   Silent    admitted, nothing until toy_service_release; then one message "released" and OK
- *   Chat      each request comes back at once; ends with OK after the half-close
+ *   Chat      each request comes back at once, the next may come after it; ends with OK after the
+ * half-close
  */
 typedef struct toy_call toy_call;
 

@@ -22,14 +22,13 @@
 #define MAX_IDLE_FRAMES 10000
 #define MAX_PING_STRIKES 2
 /* Frames that may wait, besides one per stream, for a peer that sends and does not read. */
-*acknowledgements they may have.* /
 #define MAX_QUEUED_FRAMES 10000
 #define DRAIN_PING_NS SECOND_NS
 #define MAX_GRACE_NS (4 * SECOND_NS)
 #define ACCEPT_PAUSE_NS (SECOND_NS / 10)
 #define ACCEPTS_PER_TURN 64
 
-    static const uint8_t keepalive_ping[8] = "kvrelay";
+static const uint8_t keepalive_ping[8] = "kvrelay";
 static const uint8_t drain_ping[8] = "kvdrain";
 static const char preface[] = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
