@@ -646,6 +646,15 @@ int kvrelay_engine_batch_next(kvrelay_engine_decoder *d, kvrelay_engine_event *e
 
 /* ---- batches ---- */
 
+static void read_ts(cursor *c, kvrelay_engine_batch *batch) {
+  mpack_token_t t = next(c);
+  batch->has_ts = t.type == MPACK_TOKEN_FLOAT;
+  if (batch->has_ts)
+    batch->ts = mpack_unpack_float(t);
+  else
+    skip_rest(c, &t);
+}
+
 static void read_rank(cursor *c, kvrelay_engine_batch *batch) {
   mpack_token_t t = next(c);
   uint64_t rank;
@@ -680,6 +689,8 @@ static bool read_map_batch(cursor *c, kvrelay_engine_decoder *d, kvrelay_engine_
     }
     if (text_is(key, "events"))
       found = find_events(c, d);
+    else if (text_is(key, "ts"))
+      read_ts(c, batch);
     else if (text_is(key, "data_parallel_rank") || text_is(key, "dp_rank") || text_is(key, "attn_dp_rank"))
       read_rank(c, batch);
     else
@@ -699,7 +710,7 @@ int kvrelay_engine_batch_begin(kvrelay_engine_decoder *d, const uint8_t *payload
   mpack_token_t root = next(&c);
   bool found = false;
   if (root.type == MPACK_TOKEN_ARRAY && root.length >= 2) {
-    (void)skip_value(&c); /* the timestamp is only informative */
+    read_ts(&c, batch);
     found = find_events(&c, d);
     if (root.length >= 3)
       read_rank(&c, batch);
@@ -708,6 +719,23 @@ int kvrelay_engine_batch_begin(kvrelay_engine_decoder *d, const uint8_t *payload
   }
   batch->events = d->events_left_;
   return found ? KVRELAY_OK : KVRELAY_ERR_MALFORMED;
+}
+
+int kvrelay_engine_feed(kvrelay_engine_decoder *d, kvrelay_source *s, uint64_t sequence, const uint8_t *payload, size_t len,
+                        uint64_t now_ns) {
+  kvrelay_engine_batch batch;
+  kvrelay_engine_event event;
+  int verdict = kvrelay_source_sequence(s, sequence, now_ns);
+  if (verdict != KVRELAY_SEQUENCE_APPLY)
+    return verdict < 0 ? verdict : KVRELAY_OK;
+  if (kvrelay_engine_batch_begin(d, payload, len, &batch) != KVRELAY_OK)
+    return kvrelay_source_lost(s, KVRELAY_COUNT_PAYLOAD_MALFORMED, now_ns);
+  kvrelay_source_count(s, KVRELAY_COUNT_TRAILING_BYTES, batch.trailing_bytes != 0);
+  kvrelay_source_count(s, KVRELAY_COUNT_RANK_TYPE, batch.rank_type);
+  int err = KVRELAY_OK;
+  while (err == KVRELAY_OK && kvrelay_engine_batch_next(d, &event) == 1)
+    err = kvrelay_source_event(s, batch.has_rank, batch.rank, &event, now_ns);
+  return err;
 }
 
 /* ---- memory ---- */

@@ -22,6 +22,8 @@
 
 /* One batch. */
 typedef struct kvrelay_engine_batch {
+  bool has_ts;
+  double ts; /* seconds, wall clock of the engine; only informative */
   bool has_rank;
   uint32_t rank;        /* negative numbers in two's complement */
   bool rank_type;       /* the rank had an impossible type and counts as absent */
@@ -58,5 +60,11 @@ KVRELAY_MUST_USE int kvrelay_engine_decoder_init(kvrelay_engine_decoder *d, size
 KVRELAY_MUST_USE int kvrelay_engine_batch_begin(kvrelay_engine_decoder *d, const uint8_t *payload, size_t len, kvrelay_engine_batch *batch);
 /* 1 and the next event (of any enum kvrelay_engine_event_type), 0 at the end.  The event is lent until the next call. */
 int kvrelay_engine_batch_next(kvrelay_engine_decoder *d, kvrelay_engine_event *ev);
+/*
+ * One message of an engine on its whole way: order, decoding, every event into the source, which counts what it drops.  KVRELAY_OK, or
+ * KVRELAY_ERR_INVARIANT: fence the producer.
+ */
+KVRELAY_MUST_USE int kvrelay_engine_feed(kvrelay_engine_decoder *d, kvrelay_source *s, uint64_t sequence, const uint8_t *payload, size_t len,
+                                         uint64_t now_ns);
 
 #endif
