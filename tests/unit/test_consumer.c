@@ -764,6 +764,41 @@ Test(consumer, follow_and_unfollow) {
   kit_close(&k);
 }
 
+Test(consumer, a_replica_given_up_before_its_call_was_cancelled) {
+  const kvrelay_descriptor pool = kit_pool(1);
+  kit k;
+  kit_open(&k);
+  kit_feed_pools(&k, 1, &pool, 1);
+  cr_assert_eq(kvrelay_consumer_feed_broken(&k.c, k.calls[0], KVRELAY_ERR_MALFORMED, k.now),
+               KVRELAY_OK);
+  kit_feed_pools(&k, 2, &pool, 0);
+  cr_assert_eq(k.cancels, 1);
+  cr_assert_eq(k.given_len, 0);
+  cr_assert_eq(k.open_len, 2);
+  kit_close(&k);
+}
+
+Test(consumer, a_catalog_may_fill_its_bound_and_not_a_byte_more) {
+  kvrelay_consumer_config cfg = kit_config();
+  const kvrelay_descriptor pools[3] = {kit_pool(1), kit_pool(3), kit_pool(5)};
+  const kvrelay_catalog_update u = kit_catalog(1, pools, 3);
+  kit k;
+  kit_open(&k);
+  accepted(&k, &u);
+  const size_t used = k.c.catalogs_[k.c.current_].used;
+  kit_close(&k);
+  for (size_t len = 1; len <= used; len++) {
+    cfg.catalog_bytes = len;
+    kit_init(&k, &cfg);
+    kit_connect(&k);
+    if (len < used)
+      refused(&k, &u);
+    else
+      accepted(&k, &u);
+    kit_close(&k);
+  }
+}
+
 /* ---- retries ---- */
 
 enum expect { AGAIN, LATE, AFTER_CATALOG, AFTER_IDENTITY, BARRED_CATALOG, BARRED, STOPS };
@@ -855,7 +890,7 @@ static void filter_policy(size_t i) {
     kit_sleep(&k);
     cr_assert_eq(k.watches, 2);
     cr_assert_eq(k.opened, opened + 2);
-    kit_feed_pools(&k, 2, pools, 2);
+    kit_feed_pools(&k, 0, pools, 2); /* a stream of its own: any revision */
     cr_assert_eq(k.opened, opened + 3);
     /* A new producer needs no patience. */
     kit_end(&k, k.calls[0], policies[i].grpc, policies[i].reason);
