@@ -709,8 +709,8 @@ static bool read_text(pb_istream_t *stream, const pb_field_t *field, kvrelay_tex
 }
 
 static bool read_field(pb_istream_t *stream, const pb_field_t *field) {
-  if (stream->callback !=
-      reader_read) /* a number where a length was due: nanopb's stream, not ours */
+  /* A number where a length was due: nanopb has put it into a stream of its own. */
+  if (stream->callback != reader_read)
     return false;
   if (PB_HTYPE(field->type) != PB_HTYPE_REPEATED)
     return read_text(stream, field, field->pData);

@@ -301,7 +301,9 @@ void kvrelay_client_attach(kvrelay_client *client, kvrelay_client_transport *tra
 }
 
 kvrelay_client_stats kvrelay_client_stats_get(const kvrelay_client *client) {
-  return client->stats;
+  kvrelay_client_stats stats = client->stats;
+  stats.open_calls = client->calls.len;
+  return stats;
 }
 
 void kvrelay_client_close(kvrelay_client *client) {

@@ -32,6 +32,7 @@ typedef struct kvrelay_client_stats {
   int connection;            /* enum kvrelay_connection_state, 0 before the first report */
   uint64_t connects, losses; /* connections that stood, and that went away */
   uint64_t calls, messages, bytes;
+  size_t open_calls;                   /* now */
   uint64_t broken;                     /* messages that did not decode or were above a bound */
   uint64_t replicas, replicas_refused; /* given, and not given for want of memory */
   size_t replica_bytes;                /* now */

@@ -152,28 +152,37 @@ static int pull_info(kvrelay_relay_service *s, const kvrelay_relay_info *m, kvre
   return KVRELAY_PULL_MESSAGE;
 }
 
+/* Room for a message of this size, and for a somewhat larger one, but never above the bound. */
+static int grow_catalog(kvrelay_relay_service *s, size_t len) {
+  s->stats.catalog_bytes = len;
+  if (len > s->cfg.max_message_bytes)
+    return KVRELAY_ERR_LIMIT;
+  const size_t cap = len > s->cfg.max_message_bytes / 2 ? s->cfg.max_message_bytes : len * 2;
+  uint8_t *grown = realloc(s->catalog, cap);
+  if (!grown)
+    return KVRELAY_ERR_NOSPACE;
+  s->catalog = grown;
+  s->catalog_cap = cap;
+  return KVRELAY_OK;
+}
+
 /* Within one relay a revision stands for one content. */
 static int encode_catalog(kvrelay_relay_service *s, const kvrelay_catalog_update *m) {
   if (s->catalog_len && s->catalog_revision == m->revision)
     return KVRELAY_OK;
-  ptrdiff_t len = kvrelay_pb_encode_catalog(m, NULL, 0);
-  if (len < 0)
-    return (int)len;
-  s->stats.catalog_bytes = (size_t)len;
-  if ((size_t)len > s->cfg.max_message_bytes)
-    return KVRELAY_ERR_LIMIT;
-  if ((size_t)len > s->catalog_cap) {
-    uint8_t *grown = realloc(s->catalog, (size_t)len * 2);
-    if (!grown)
-      return KVRELAY_ERR_NOSPACE;
-    s->catalog = grown;
-    s->catalog_cap = (size_t)len * 2;
-  }
   s->catalog_len = 0;
-  len = kvrelay_pb_encode_catalog(m, s->catalog, s->catalog_cap);
+  ptrdiff_t len =
+      s->catalog ? kvrelay_pb_encode_catalog(m, s->catalog, s->catalog_cap) : KVRELAY_ERR_NOSPACE;
+  if (len == KVRELAY_ERR_NOSPACE) { /* rare, and the only time the size is computed apart */
+    len = kvrelay_pb_encode_catalog(m, NULL, 0);
+    const int err = len < 0 ? (int)len : grow_catalog(s, (size_t)len);
+    if (err)
+      return err;
+    len = kvrelay_pb_encode_catalog(m, s->catalog, s->catalog_cap);
+  }
   if (len < 0)
     return (int)len;
-  s->catalog_len = (size_t)len;
+  s->stats.catalog_bytes = s->catalog_len = (size_t)len;
   s->catalog_revision = m->revision;
   return KVRELAY_OK;
 }

@@ -34,7 +34,6 @@ struct parcel {
 
 typedef struct lane {
   parcel *first, **last;
-  uint64_t last_due_ns;
 } lane;
 
 /* One call, until its end or its cancellation has arrived. */
@@ -104,8 +103,7 @@ static parcel *send(kvrelay_mem *m, lane *l, const mem_call *c, int kind, size_t
   p->serial = c->node.number;
   p->kind = kind;
   p->len = len;
-  const uint64_t due = now(m) + m->cfg.delay_ns;
-  p->due_ns = l->last_due_ns = due > l->last_due_ns ? due : l->last_due_ns;
+  p->due_ns = now(m) + m->cfg.delay_ns; /* lanes keep their order, whatever the delay was before */
   *l->last = p;
   l->last = &p->next;
   return p;
@@ -125,7 +123,6 @@ static void empty_lane(lane *l) {
   }
   l->first = NULL;
   l->last = &l->first;
-  l->last_due_ns = 0;
 }
 
 static bool is_held(kvrelay_mem *m, const parcel *p) {
