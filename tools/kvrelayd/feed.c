@@ -83,10 +83,9 @@ int feed_batch(feed *f, uint64_t sequence, const uint8_t *payload, size_t len, u
 
 /* The largest power of two in a count, 0 for none: what was already said about it. */
 static uint64_t power_below(uint64_t n) {
-  uint64_t power = n != 0;
-  while (power <= n / 2)
-    power *= 2;
-  return power;
+  while ((n & (n - 1)) != 0)
+    n &= n - 1;
+  return n;
 }
 
 void feed_report(feed *f) {

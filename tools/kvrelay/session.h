@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* session.h - a consumer on a gRPC connection, run until a question is answered. */
+#ifndef KVRELAY_SESSION_H
+#define KVRELAY_SESSION_H
+
+#include <jansson.h>
+
+#include "cli.h"
+#include "client.h"
+#include "grpc/grpc_client.h"
+
+typedef struct session {
+  const options *o;
+  kvrelay_consumer consumer;
+  void *consumer_mem;
+  kvrelay_client *client;
+  kvrelay_caller *tap; /* what the transport talks to: the client, or somebody in front of it */
+  kvrelay_client_transport *grpc;
+  uint64_t give_up_ns; /* end of --timeout, KVRELAY_TIME_NONE once it was answered */
+  bool connected;      /* at least once */
+  char failure[256];   /* why the last attempt to connect failed */
+  bool failed;
+} session;
+
+/* A consumer without a connection yet; EXIT_FINE, or an exit code after a message. */
+int session_open(session *s, const options *o, bool subscribe_all);
+/* Connects; `tap` NULL = the client itself.  As session_open. */
+int session_connect(session *s, kvrelay_caller *tap);
+/* One turn of the loop.  EXIT_FINE: go on; else an exit code after a message: unreachable, another contract, time is up. */
+int session_turn(session *s);
+/* The first answer is there: no more time limit. */
+void session_answered(session *s);
+void session_close(session *s);
+uint64_t session_now(const session *s);
+
+/* ---- what several commands show ---- */
+
+/* Writes one line of JSON and takes the object. */
+void print_json(json_t *object);
+json_t *json_text(kvrelay_text t); /* null when it is not UTF-8 */
+json_t *json_hex(uint64_t value);  /* "0x…" */
+json_t *json_pool(const kvrelay_pool_view *view);
+/* namespace/component/endpoint; cut to the buffer. */
+const char *endpoint_name(const kvrelay_endpoint *e, char out[512]);
+const char *hash_format_name(int32_t format);
+const char *replica_state_name(int32_t state);
+const char *fault_name(int32_t fault);
+/* "ok", or condition and field; quarantined pools keep their place in every list. */
+const char *verdict_text(const kvrelay_verdict *v, char out[128]);
+
+#endif
