@@ -44,11 +44,19 @@ static uint64_t random_id(void) {
 
 /* ---- one pool ---- */
 
+static uint32_t state_limit(uint64_t expected_blocks, uint64_t times) {
+  uint64_t limit = times * expected_blocks + 4096;
+  return limit > UINT32_MAX / 4 ? UINT32_MAX / 4 : (uint32_t)limit;
+}
+
 static ckf_producer_config producer_config(const plan_pool *p) {
   ckf_producer_config cfg = ckf_producer_config_default();
   cfg.filter.expected_blocks = p->endpoint->expected_unique_blocks;
   cfg.filter.publish_every_n_events = kvrelay_relay_config_default().publication_threshold;
   cfg.delta_table = true;
+  /* Room beyond the filter's: a block that found no place in it still has owners and children. */
+  cfg.max_blocks = state_limit(p->endpoint->expected_unique_blocks, 2);
+  cfg.max_mappings = state_limit(p->endpoint->expected_unique_blocks, 4);
   return cfg;
 }
 

@@ -1,0 +1,158 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: Apache-2.0
+"""A foreign program feeds us: pyzmq publishes events while two grpcio consumers watch; both replicas must follow."""
+
+import json
+import os
+import sys
+import threading
+import time
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from support.daemon import Daemon, check, finish, kvrelay, pool_yaml  # noqa: E402
+from support.engine import CLEARED, Engine, removed, stored  # noqa: E402
+from support.reading import Replica, prompt, recording, sequence_hashes, trace_frames  # noqa: E402
+
+import grpc  # noqa: E402
+import kvrelay_pb2 as pb  # noqa: E402
+
+MARKER = 0x4B565231
+SERVICE = "/dynamo.kvrelay.v1.KvEventRelay/"
+BLOCK = 16
+
+
+class Watcher:
+    """A consumer in a thread of its own: a replica that follows, and the arrival time of each sequence."""
+
+    def __init__(self, address, name):
+        self.channel = grpc.insecure_channel(address)
+        call = self.channel.unary_stream(SERVICE + "WatchKvPoolCatalog", lambda m: m.SerializeToString(), pb.KvPoolCatalogUpdate.FromString)
+        catalog = call(pb.WatchKvPoolCatalogRequest(subscriber_id=name, contract_marker=MARKER), timeout=20)
+        producer = next(catalog).snapshot.pools[0].producer
+        catalog.cancel()
+        call = self.channel.unary_stream(SERVICE + "SubscribeKvPool", lambda m: m.SerializeToString(), pb.FilterUpdate.FromString)
+        request = pb.SubscribeKvPoolRequest(subscriber_id=name, expected_producer=producer, contract_marker=MARKER)
+        self.call = call(request, timeout=120)
+        self.replica = Replica(producer)
+        self.changed = threading.Condition()
+        self.arrived = {}
+        self.error = None
+        threading.Thread(target=self.follow, daemon=True).start()
+
+    def follow(self):
+        try:
+            for update in self.call:
+                with self.changed:
+                    self.replica.absorb(update)
+                    self.arrived[self.replica.sequence] = time.monotonic()
+                    self.changed.notify_all()
+        except (grpc.RpcError, AssertionError) as error:
+            with self.changed:
+                self.error = error
+                self.changed.notify_all()
+
+    def wait(self, good, timeout_s=20):
+        """Waits until good(replica) holds."""
+        deadline = time.monotonic() + timeout_s
+        with self.changed:
+            while not (self.replica.live and good(self.replica)):
+                left = deadline - time.monotonic()
+                if self.error is not None or left <= 0:
+                    return False
+                self.changed.wait(left)
+            return True
+
+    def close(self):
+        self.call.cancel()
+        self.channel.close()
+
+
+def depth(replica, tokens):
+    return replica.filter().depth(sequence_hashes(tokens, BLOCK))
+
+
+def follow_events():
+    engine = Engine()
+    with Daemon(pool_yaml([(7, 0, 1, ["type: engine", f"endpoint: {engine.endpoint}"])], block_size=BLOCK)) as daemon:
+        engine.subscribed()
+        watchers = [Watcher(daemon.address, "watcher-a"), Watcher(daemon.address, "watcher-b")]
+        check("both consumers have a whole snapshot", all(w.wait(lambda r: True) for w in watchers))
+        first = list(range(1000, 1000 + 4 * BLOCK))
+        engine.send([stored([11, 12, 13, 14], first, BLOCK)])
+        check("both see a stored prompt", all(w.wait(lambda r: depth(r, first) == 4) for w in watchers))
+        more = list(range(5000, 5000 + 2 * BLOCK))
+        engine.send([stored([15, 16], more, BLOCK, parent=14)])
+        check("both see its continuation", all(w.wait(lambda r: depth(r, first + more) == 6) for w in watchers))
+        check("the continuation alone is no prompt", all(depth(w.replica, more) == 0 for w in watchers))
+        engine.send([removed([13])])
+        check("both see a removal", all(w.wait(lambda r: depth(r, first + more) == 2) for w in watchers))
+        check("both replicas are equal", watchers[0].replica.words == watchers[1].replica.words)
+        measure_delay(engine, watchers)
+        code, out, err = kvrelay("query", daemon.address, "--model", "chat", "--token-ids", "1000-1063", "--json")
+        answer = json.loads(out.splitlines()[0]) if out else {}
+        check("our tool agrees", code == 0 and answer["answers"][0]["depth_blocks"] == 2, f"{code} {out} {err}")
+        engine.send([CLEARED])
+        check("both see a clear", all(w.wait(lambda r: r.filter().occupied() == 0) for w in watchers))
+        late = Watcher(daemon.address, "late")
+        check("a late consumer starts where the others are", late.wait(lambda r: r.sequence == watchers[0].replica.sequence))
+        for watcher in watchers + [late]:
+            check("a consumer saw no fault", watcher.error is None, watcher.error)
+            watcher.close()
+    engine.close()
+
+
+def measure_delay(engine, watchers):
+    """Time from the send call to the delta at each consumer."""
+    delays = []
+    for i in range(200):
+        tokens = list(range(100_000 + i * BLOCK, 100_000 + (i + 1) * BLOCK))
+        before = [w.replica.sequence for w in watchers]
+        sent = time.monotonic()
+        engine.send([stored([10_000 + i], tokens, BLOCK)])
+        for watcher, sequence in zip(watchers, before):
+            if not watcher.wait(lambda r, s=sequence: r.sequence > s):
+                check("every store reaches both consumers", False, f"store {i}: {watcher.error}")
+                return
+            delays.append(watcher.arrived[sequence + 1] - sent)
+    check("every store reaches both consumers", True)
+    delays.sort()
+    for name, at in (("p50", 0.5), ("p95", 0.95)):
+        print(json.dumps({"bench": f"store_to_delta_{name}", "value": round(delays[int(len(delays) * at)] * 1e3, 3), "unit": "ms"}))
+
+
+def replay_recording(name):
+    """A recorded stream over a real socket ends in the expected state."""
+    data = recording(name)
+    block_size, live = data["block_size"], [int(k) for k in data["expected"]["ranks"]["0"]["live"]]
+    engine = Engine()
+    with Daemon(pool_yaml([(7, 0, 1, ["type: engine", f"endpoint: {engine.endpoint}"])], block_size=block_size, adapters=("adapter-a", "adapter-b"))) as daemon:
+        engine.subscribed()
+        watcher = Watcher(daemon.address, "watcher")
+        check(f"{name}: subscribed before the first event", watcher.wait(lambda r: True))
+        for frames in trace_frames(name):
+            engine.send_frames(frames)
+
+        def arrived(replica):
+            filter_ = replica.filter()
+            return filter_.occupied() == len(live) and all(key in filter_ for key in live)
+
+        check(f"{name}: over ZeroMQ the live blocks are the expected ones ({len(live)})", watcher.wait(arrived), watcher.error)
+        wrong = []
+        for query in data["expected"]["queries"]:
+            if query["format"] == "DYNAMO_STANDARD_V1":
+                keys = sequence_hashes(prompt(data["operations"][query["op"]]), block_size, 1, query["lora"], query["namespace"])
+                if watcher.replica.filter().depth(keys) != query["depth"]["0"]:
+                    wrong.append(query)
+        check(f"{name}: over ZeroMQ every query finds its depth", not wrong, wrong)
+        watcher.close()
+    engine.close()
+
+
+def main():
+    follow_events()
+    for name in ("vllm0.32.0_plain", "vllm0.23.0_plain", "vllm0.32.0_evict", "vllm0.32.0_reset", "vllm0.32.0_lora", "vllm0.32.0_salt"):
+        replay_recording(name)
+    finish()
+
+
+main()

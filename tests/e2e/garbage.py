@@ -1,0 +1,132 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: Apache-2.0
+"""Garbage on the gRPC port, on the ZeroMQ socket and in the configuration: a clear message and a running relay, or exit 78."""
+
+import os
+import random
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from support.daemon import BIN, Daemon, check, finish, kvrelay, pool_yaml  # noqa: E402
+from support.engine import Engine, pack, stored  # noqa: E402
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+SETTINGS = b"\0\0\0\4\0\0\0\0\0"
+
+
+def throw(address, data, linger_s=0.3):
+    """Sends bytes to the port and reads whatever comes back."""
+    host, port = address.rsplit(":", 1)
+    with socket.create_connection((host, int(port)), timeout=5) as s:
+        s.settimeout(linger_s)
+        try:
+            s.sendall(data)
+            while s.recv(65536):
+                pass
+        except OSError:
+            pass
+
+
+def grpc_port(daemon):
+    dice = random.Random(7)
+    cases = {
+        "an HTTP/1.1 request": b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n",
+        "a TLS hello": bytes.fromhex("16030100c8010000c40303") + bytes(190),
+        "a raw transport's preface": b"KVRF" + bytes(12),
+        "random bytes": dice.randbytes(4096),
+        "a preface and random frames": PREFACE + SETTINGS + dice.randbytes(4096),
+        "half a preface": PREFACE[:11],
+        "nothing": b"",
+        "a frame of the largest length": PREFACE + SETTINGS + b"\xff\xff\xff\0\0\0\0\0\1",
+        "headers that do not decompress": PREFACE + SETTINGS + b"\0\0\4\1\5\0\0\0\1\xff\xff\xff\xff",
+    }
+    for name, data in cases.items():
+        throw(daemon.address, data)
+        code, out, err = kvrelay("info", daemon.address)
+        check(f"gRPC port: {name}, and the relay answers the next", daemon.alive() and code == 0, f"{code} {out} {err}")
+    for i in range(60):
+        cut = dice.randrange(1, 200)
+        throw(daemon.address, PREFACE + SETTINGS + dice.randbytes(cut), 0.01)
+    code, _, err = kvrelay("info", daemon.address)
+    check("gRPC port: sixty odd connections later the relay answers", code == 0, err)
+
+
+def zmq_socket(daemon, engine):
+    dice = random.Random(8)
+    good = pack([1.5, [stored([1], [1, 2, 3, 4], 4)], 0])
+    for frames in ([], [b""], [b"x"], [b"a", b"b"], [b"", b"short", good], [b"", b"\0" * 8], [b"t", b"\0" * 9, good], [b"1", b"2", b"3", b"4", b"5"]):
+        if frames:
+            engine.send_frames(frames)
+    payloads = [b"", b"\xc1", b"\x93", good[:-1], good + b"\0", b"\xdd\xff\xff\xff\xff", b"\x91" * 5000, pack({"events": 5}), pack([1, 2, 3])]
+    payloads += [dice.randbytes(dice.randrange(1, 300)) for _ in range(300)]
+    for at in range(len(good)):
+        payloads.append(good[:at] + bytes([good[at] ^ 0x55]) + good[at + 1 :])
+    for payload in payloads:
+        engine.send_payload(payload)
+    tokens = list(range(900, 908))
+    engine.send([stored([91, 92], tokens, 4)])
+    code, out, err = 0, "", ""
+    for _ in range(100):
+        code, out, err = kvrelay("query", daemon.address, "--model", "llama", "--token-ids", "900-907")
+        if code == 0:
+            break
+        time.sleep(0.1)
+    check("ZeroMQ socket: after all that garbage a good batch counts", code == 0 and daemon.alive(), f"{code} {out} {err}")
+    log = "\n".join(daemon.lines)
+    check("ZeroMQ socket: the log names the reasons", "payload_malformed" in log and "reason=frames" in log, log[-2000:])
+
+
+def configuration():
+    good = pool_yaml([(7, 0, 1, ["type: none"])])
+    cases = {
+        "an unknown key": (good.replace("  dc: dc-a", "  dcc: dc-a"), ["relay/dcc", "unknown key", "'dc'", ":3:"]),
+        "an unknown key further down": (good.replace("type: none", "typ: none"), ["endpoints/0/workers/0/events/typ", "'type'"]),
+        "no YAML at all": ("\x00\x01\x02", [":1:"]),
+        "an open list": ("version: 1\nrelay: [\n", ["not YAML"]),
+        "an empty file": ("", ["empty"]),
+        "a key twice": (good.replace("  dc: dc-a", "  dc: dc-a\n  dc: dc-b"), ["stands twice"]),
+        "a number that is none": (good.replace("block_size: 32", "block_size: many"), ["many", "block_size"]),
+        "an alias": (good.replace("dc-a", "&x dc-a"), ["anchors"]),
+        "a wrong version": (good.replace("version: 1", "version: 2"), ["version", "must be 1"]),
+        "a name with outer blanks": (good.replace("dc-a", "' dc-a'"), ["relay/dc", "white space"]),
+        "a bad address": (good.replace("127.0.0.1:0", "localhost:port"), ["relay/bind", "numeric"]),
+        "an unknown value": (good.replace("type: none", "type: kafka"), ["kafka"]),
+        "a list instead of a mapping": ("version: 1\nrelay: [a]\n", ["relay", "mapping"]),
+        "a missing key": ("version: 1\nrelay:\n  bind: 127.0.0.1:0\n", ["'dc' is missing"]),
+        "nothing but depth": ("[" * 5000, ["nested deeper"]),
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "bad.yaml")
+        for name, (text, words) in cases.items():
+            with open(path, "w", encoding="utf-8") as file:
+                file.write(text)
+            for arguments in (["--check", path], ["--config", path]):
+                done = subprocess.run([os.path.join(BIN, "kvrelayd"), *arguments], capture_output=True, text=True, timeout=30, check=False)
+                good_answer = done.returncode == 78 and all(word in done.stderr for word in words) and path in done.stderr
+                check(f"configuration with {name} ({arguments[0]})", good_answer, f"{done.returncode}\n{done.stderr}")
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(good)
+        done = subprocess.run([os.path.join(BIN, "kvrelayd"), "--check", path], capture_output=True, text=True, timeout=30, check=False)
+        check("a good configuration passes --check and shows what it means", done.returncode == 0 and "dc_id 0x04f110c98b1bfc48" in done.stdout, done)
+        done = subprocess.run([os.path.join(BIN, "kvrelayd"), "--config", path + ".no"], capture_output=True, text=True, timeout=30, check=False)
+        check("a missing file ends with 69", done.returncode == 69 and "cannot be read" in done.stderr, done)
+        done = subprocess.run([os.path.join(BIN, "kvrelayd"), "--no-such-flag"], capture_output=True, text=True, timeout=30, check=False)
+        check("a bad flag ends with 64", done.returncode == 64, done)
+
+
+def main():
+    engine = Engine()
+    with Daemon(pool_yaml([(7, 0, 1, ["type: engine", f"endpoint: {engine.endpoint}"])], block_size=4)) as daemon:
+        engine.subscribed()
+        grpc_port(daemon)
+        zmq_socket(daemon, engine)
+    engine.close()
+    configuration()
+    finish()
+
+
+main()
