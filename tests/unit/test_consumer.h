@@ -258,6 +258,7 @@ static UNUSED void kit_close(kit *k) {
   k->open_len = 0;
   kit_run(k);
   cr_assert_eq(k->given_len, 0, "replica memory was lost");
+  cr_assert_eq(kvrelay_consumer_deadline_ns(&k->c), KVRELAY_TIME_NONE);
   free(k->mem);
 }
 

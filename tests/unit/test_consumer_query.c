@@ -221,8 +221,10 @@ static void open_two(kit *k, kvrelay_descriptor pools[2], const kvrelay_registra
 static ptrdiff_t pools_of(const kit *k, const char *name) {
   const ptrdiff_t n = ask(k, name, "", NULL, 0);
   ptrdiff_t bits = 0;
-  for (ptrdiff_t i = 0; i < n; i++)
+  for (ptrdiff_t i = 0; i < n; i++) {
+    cr_assert_eq(bits >> answers[i].pool & 1, 0, "a pool answers once");
     bits |= 1 << answers[i].pool;
+  }
   return n < 0 ? n : bits;
 }
 
