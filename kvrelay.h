@@ -42,6 +42,10 @@
  * - Objects are single-threaded.  Struct sizes may change; fields that end in `_` are private.
  */
 
+#if defined(KVRELAY_STATIC) && defined(KVRELAY_IMPLEMENTATION)
+#error "kvrelay.h: define KVRELAY_STATIC or KVRELAY_IMPLEMENTATION, not both"
+#endif
+
 #ifndef KVRELAY_H
 #define KVRELAY_H
 
