@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kvrelay.h - the contract dynamo.kvrelay.v1, both sides, without I/O.  Needs ckf.h and hashfmt.h. */
+/* kvrelay.h - the contract dynamo.kvrelay.v1, both sides, without I/O.  Needs ckf.h and hashfmt.h.
+ */
 
 /* ==== purpose ==== */
 /*
- * A relay publishes the cuckoo filter of the KV blocks its engines hold; a consumer keeps replicas of such filters and
- * answers how many leading blocks of a prompt each pool holds.  This header is everything between decoded messages and
- * answers: message structs and their validation, identity digests, the relay side (admission, publication hub, cuts and
- * deltas), the consumer side (planes, replicas, query) and the way of engine events into a ckf_producer.
- * It does no I/O, reads no clock and allocates nothing after init; bytes on the wire are the business of proto/.
+ * A relay publishes the cuckoo filter of the KV blocks its engines hold; a consumer keeps replicas
+ * of such filters and answers how many leading blocks of a prompt each pool holds.  This header is
+ * everything between decoded messages and answers: message structs and their validation, identity
+ * digests, the relay side (admission, publication hub, cuts and deltas), the consumer side (planes,
+ * replicas, query) and the way of engine events into a ckf_producer. It does no I/O, reads no clock
+ * and allocates nothing after init; bytes on the wire are the business of proto/.
  *
  *   #define KVRELAY_IMPLEMENTATION
  *   #include "kvrelay.h"
@@ -19,25 +21,39 @@
  *   kvrelay_action a;                                            // drive it from any event loop:
  *   while (kvrelay_consumer_action_next(&c, now_ns, &a)) carry_out(&a);
  *   kvrelay_consumer_feed_filter(&c, call, &update, now_ns);     // what arrives goes in,
- *   n = kvrelay_consumer_query(&c, &query, answers, cap, scratch, scratch_len, now_ns);  // questions come out
+ *   n = kvrelay_consumer_query(&c, &query, answers, cap, scratch, scratch_len, now_ns);  //
+ * questions come out
  */
 
 /* ==== contents ==== */
 /*
- *   purpose, contents, conventions and trust, version, configuration, compiler shims
- *   types: numbers of the contract, texts, messages
- *   errors
- *   API: names and errors, identity, validation, relay, consumer, source
- *   implementation in the same order
+ * conventions and trust
+ * version
+ * configuration
+ * compiler shims
+ * types
+ * errors
+ * names and errors
+ * identity
+ * validation
+ * relay
+ * consumer
+ * source
+ * private struct layouts
+ *
+ * Sections of the contract are those of dynamo.kvrelay.v1 as proto/WIRE.md sums it up.
  */
 
 /* ==== conventions and trust ==== */
 /*
- * - Texts are (pointer, length), any byte allowed, never terminated; `ptr` may be NULL when `len` is 0.
+ * - Texts are (pointer, length), any byte allowed, never terminated; `ptr` may be NULL when `len`
+ * is 0.
  * - Structs marked "lent" point into memory of somebody else; the comment says how long it stays.
- * - Times are monotonic nanoseconds given by the caller; wall clock values are arguments of their own.
- * - Messages of peers are not trusted: validators and feeds accept any content.  Configuration, memory blocks and call
- *   order are the caller's promise; a broken promise gives KVRELAY_ERR_ARG where it can be seen.
+ * - Times are monotonic nanoseconds given by the caller; wall clock values are arguments of their
+ * own.
+ * - Messages of peers are not trusted: validators and feeds accept any content.  Configuration,
+ * memory blocks and call order are the caller's promise; a broken promise gives KVRELAY_ERR_ARG
+ * where it can be seen.
  * - An error that is not fatal leaves the object unchanged unless the function says so.
  * - Objects are single-threaded.  Struct sizes may change; fields that end in `_` are private.
  */
@@ -67,7 +83,8 @@
 #ifdef KVRELAY_CONFIG_H
 #include KVRELAY_CONFIG_H
 #endif
-/* Longest human-readable text in a kvrelay_status, bytes with the terminator, 64 .. 1024; longer ones are cut. */
+/* Longest human-readable text in a kvrelay_status, bytes with the terminator, 64 .. 1024; longer
+ * ones are cut. */
 #ifndef KVRELAY_STATUS_TEXT_CAP
 #define KVRELAY_STATUS_TEXT_CAP 192
 #endif
@@ -157,8 +174,16 @@ enum kvrelay_grpc_status {
 };
 
 enum kvrelay_source_kind { KVRELAY_SOURCE_DEFAULT_DERIVED = 1, KVRELAY_SOURCE_EXPLICIT = 2 };
-enum kvrelay_update_kind { KVRELAY_UPDATE_SNAPSHOT_CHUNK = 1, KVRELAY_UPDATE_DELTA = 2, KVRELAY_UPDATE_HEARTBEAT = 3 };
-enum kvrelay_ready_state { KVRELAY_READY_UNKNOWN = 0, KVRELAY_READY_UNAVAILABLE = 1, KVRELAY_READY_READY = 2 };
+enum kvrelay_update_kind {
+  KVRELAY_UPDATE_SNAPSHOT_CHUNK = 1,
+  KVRELAY_UPDATE_DELTA = 2,
+  KVRELAY_UPDATE_HEARTBEAT = 3
+};
+enum kvrelay_ready_state {
+  KVRELAY_READY_UNKNOWN = 0,
+  KVRELAY_READY_UNAVAILABLE = 1,
+  KVRELAY_READY_READY = 2
+};
 enum kvrelay_role {
   KVRELAY_ROLE_PREFILL = 1,
   KVRELAY_ROLE_DECODE = 2,
@@ -193,9 +218,10 @@ typedef struct kvrelay_relay_identity {
 
 typedef struct kvrelay_digest {
   bool present;
-  uint8_t digest[KVRELAY_DIGEST_LEN]; /* the first 16 bytes that were sent, zero behind a shorter one */
-  size_t digest_len;                  /* as sent; valid only when 16 */
-  int32_t source;                     /* enum kvrelay_source_kind, or any other number a peer sent */
+  uint8_t
+      digest[KVRELAY_DIGEST_LEN]; /* the first 16 bytes that were sent, zero behind a shorter one */
+  size_t digest_len;              /* as sent; valid only when 16 */
+  int32_t source;                 /* enum kvrelay_source_kind, or any other number a peer sent */
 } kvrelay_digest;
 
 typedef struct kvrelay_domain {
@@ -237,7 +263,11 @@ typedef struct kvrelay_endpoint {
 
 /* ---- catalog messages ---- */
 
-enum kvrelay_target_kind { KVRELAY_TARGET_NONE = 0, KVRELAY_TARGET_BASE = 1, KVRELAY_TARGET_LORA = 2 };
+enum kvrelay_target_kind {
+  KVRELAY_TARGET_NONE = 0,
+  KVRELAY_TARGET_BASE = 1,
+  KVRELAY_TARGET_LORA = 2
+};
 
 typedef struct kvrelay_target {
   bool present;
@@ -338,8 +368,8 @@ typedef struct kvrelay_filter_update {
   kvrelay_producer producer;
   uint64_t base_sequence;
   uint64_t sequence;
-  uint64_t send_ts_us; /* wall clock since 1970 */
-  int32_t kind;        /* enum kvrelay_update_kind, or any other number a peer sent */
+  uint64_t send_ts_us;    /* wall clock since 1970 */
+  int32_t kind;           /* enum kvrelay_update_kind, or any other number a peer sent */
   const uint8_t *payload; /* CBI1 frame, lent */
   size_t payload_len;
 } kvrelay_filter_update;
@@ -370,23 +400,29 @@ enum kvrelay_err {
   KVRELAY_ERR_MALFORMED = -104,   /* input breaks its format */
   KVRELAY_ERR_UNSUPPORTED = -105, /* well-formed, but of a kind this code does not know */
   KVRELAY_ERR_LIMIT = -106,       /* a configured bound was reached */
-  KVRELAY_ERR_STATE = -107,       /* the call does not fit the object's state, for example a finished call */
-  KVRELAY_ERR_NOT_FOUND = -108,   /* no such pool, call or name */
-  KVRELAY_ERR_REFUSED = -109,     /* the contract refuses it; a kvrelay_status says why */
-  KVRELAY_ERR_EXHAUSTED = -110,   /* a 64-bit counter of the contract ran out */
-  KVRELAY_ERR_INVARIANT = -111,   /* broken internal state was found; the producer is fenced */
-  KVRELAY_ERR_ABI = -151          /* header and implementation were compiled with different configurations */
+  KVRELAY_ERR_STATE =
+      -107, /* the call does not fit the object's state, for example a finished call */
+  KVRELAY_ERR_NOT_FOUND = -108, /* no such pool, call or name */
+  KVRELAY_ERR_REFUSED = -109,   /* the contract refuses it; a kvrelay_status says why */
+  KVRELAY_ERR_EXHAUSTED = -110, /* a 64-bit counter of the contract ran out */
+  KVRELAY_ERR_INVARIANT = -111, /* broken internal state was found; the producer is fenced */
+  KVRELAY_ERR_ABI = -151 /* header and implementation were compiled with different configurations */
 };
 
 /* How a call ended or was refused; what travels in trailers. */
 typedef struct kvrelay_status {
-  int32_t grpc;   /* enum kvrelay_grpc_status */
-  int32_t reason; /* enum kvrelay_reason; NONE = no reason given */
+  int32_t grpc;                       /* enum kvrelay_grpc_status */
+  int32_t reason;                     /* enum kvrelay_reason; NONE = no reason given */
   char text[KVRELAY_STATUS_TEXT_CAP]; /* for people, terminated, UTF-8 */
 } kvrelay_status;
 
 /* What a validator found (contract section 7). */
-enum kvrelay_class { KVRELAY_CLASS_OK = 0, KVRELAY_CLASS_INVALID, KVRELAY_CLASS_UNSUPPORTED, KVRELAY_CLASS_ENVELOPE };
+enum kvrelay_class {
+  KVRELAY_CLASS_OK = 0,
+  KVRELAY_CLASS_INVALID,
+  KVRELAY_CLASS_UNSUPPORTED,
+  KVRELAY_CLASS_ENVELOPE
+};
 
 enum kvrelay_condition {
   KVRELAY_COND_OK = 0,
@@ -419,10 +455,10 @@ enum kvrelay_condition {
 };
 
 typedef struct kvrelay_verdict {
-  uint8_t class_;     /* enum kvrelay_class */
-  uint8_t condition;  /* enum kvrelay_condition */
-  const char *field;  /* name of the field that failed, static text; "" when class_ is OK */
-  uint64_t value;     /* the offending number where there is one, else 0 */
+  uint8_t class_;    /* enum kvrelay_class */
+  uint8_t condition; /* enum kvrelay_condition */
+  const char *field; /* name of the field that failed, static text; "" when class_ is OK */
+  uint64_t value;    /* the offending number where there is one, else 0 */
 } kvrelay_verdict;
 
 /* ==== API: names and errors ==== */
@@ -458,15 +494,19 @@ typedef struct kvrelay_map_entry {
 } kvrelay_map_entry;
 
 /*
- * Digest of what the blocks contain.  With map_len > 0 the map replaces `model_source` (source EXPLICIT).  The map may come
- * in any order.  Returns KVRELAY_OK; KVRELAY_ERR_ARG for an empty model source without map, an unknown hash format, more than 32
- * entries, an empty or too long key or value, a repeated key.  `out` is unchanged on error.
+ * Digest of what the blocks contain.  With map_len > 0 the map replaces `model_source` (source
+ * EXPLICIT).  The map may come in any order.  Returns KVRELAY_OK; KVRELAY_ERR_ARG for an empty
+ * model source without map, an unknown hash format, more than 32 entries, an empty or too long key
+ * or value, a repeated key.  `out` is unchanged on error.
  */
-KVRELAY_API KVRELAY_MUST_USE int kvrelay_cache_digest(kvrelay_text model_source, const kvrelay_map_entry *map, size_t map_len,
-                                                      uint32_t kv_block_size, int32_t hash_format, kvrelay_digest *out);
+KVRELAY_API KVRELAY_MUST_USE int kvrelay_cache_digest(kvrelay_text model_source,
+                                                      const kvrelay_map_entry *map, size_t map_len,
+                                                      uint32_t kv_block_size, int32_t hash_format,
+                                                      kvrelay_digest *out);
 /* Digest of who may share the blocks; like kvrelay_cache_digest. */
-KVRELAY_API KVRELAY_MUST_USE int kvrelay_scope_digest(const kvrelay_endpoint *endpoint, const kvrelay_map_entry *map,
-                                                      size_t map_len, kvrelay_digest *out);
+KVRELAY_API KVRELAY_MUST_USE int kvrelay_scope_digest(const kvrelay_endpoint *endpoint,
+                                                      const kvrelay_map_entry *map, size_t map_len,
+                                                      kvrelay_digest *out);
 /* Data centre id of a name; KVRELAY_ERR_ARG when the name is empty or has outer white space. */
 KVRELAY_API KVRELAY_MUST_USE int kvrelay_dc_id(kvrelay_text name, uint64_t *out);
 
@@ -502,24 +542,28 @@ KVRELAY_API void kvrelay_pool_id_format(const kvrelay_pool_id *id, char out[KVRE
 
 typedef struct kvrelay_relay_config {
   kvrelay_relay_identity identity;
-  uint32_t max_pools;                 /* pools at once, 1 .. 65 536 */
-  uint32_t max_info_calls;            /* GetRelayInfo calls at once, ≥ 1; no limit of the contract, only of memory */
-  uint32_t max_catalog_subscribers;   /* open catalog streams, ≥ 1 */
-  uint32_t max_pool_streams;          /* open filter streams of all pools, ≥ 1 */
-  uint32_t max_subscribers_per_pool;  /* ≥ 1 */
-  uint32_t max_hubs;                  /* initialised hubs, ≥ 1 */
-  uint32_t queue_frames;              /* deltas that may wait for one subscriber, ≥ 1 */
-  size_t queue_bytes;                 /* their bytes, payload + 256 each; ≥ 4 194 624; reserved once per pool, less for small filters */
-  uint32_t encoding_concurrency;      /* snapshots being sent at once, ≥ 1; each reserves 8 bytes per bucket */
-  uint64_t max_bucket_count;          /* largest filter a pool may have, power of two, 2 .. 2^24 */
-  uint32_t chunk_buckets;             /* buckets per snapshot frame, 64 .. 524 288 */
-  uint32_t publication_threshold;     /* counted events after which a delta is cut, ≥ 1 */
-  uint64_t publication_delay_ns;      /* or this long after the first pending one, ≥ 1 */
-  uint64_t heartbeat_ns;              /* silence on a filter stream, ≥ 1 */
-  uint64_t snapshot_progress_ns;      /* one chunk waiting to be taken, ≥ 1 */
+  uint32_t max_pools;      /* pools at once, 1 .. 65 536 */
+  uint32_t max_info_calls; /* GetRelayInfo calls at once, ≥ 1; no limit of the contract, only of
+                              memory */
+  uint32_t max_catalog_subscribers;  /* open catalog streams, ≥ 1 */
+  uint32_t max_pool_streams;         /* open filter streams of all pools, ≥ 1 */
+  uint32_t max_subscribers_per_pool; /* ≥ 1 */
+  uint32_t max_hubs;                 /* initialised hubs, ≥ 1 */
+  uint32_t queue_frames;             /* deltas that may wait for one subscriber, ≥ 1 */
+  size_t queue_bytes; /* their bytes, payload + 256 each; ≥ 4 194 624; reserved once per pool, less
+                         for small filters */
+  uint32_t encoding_concurrency;  /* snapshots being sent at once, ≥ 1; each reserves 8 bytes per
+                                     bucket */
+  uint64_t max_bucket_count;      /* largest filter a pool may have, power of two, 2 .. 2^24 */
+  uint32_t chunk_buckets;         /* buckets per snapshot frame, 64 .. 524 288 */
+  uint32_t publication_threshold; /* counted events after which a delta is cut, ≥ 1 */
+  uint64_t publication_delay_ns;  /* or this long after the first pending one, ≥ 1 */
+  uint64_t heartbeat_ns;          /* silence on a filter stream, ≥ 1 */
+  uint64_t snapshot_progress_ns;  /* one chunk waiting to be taken, ≥ 1 */
 } kvrelay_relay_config;
 
-typedef struct kvrelay_pool kvrelay_pool;   /* one active pool, in memory given to kvrelay_relay_pool_add */
+typedef struct kvrelay_pool
+    kvrelay_pool; /* one active pool, in memory given to kvrelay_relay_pool_add */
 typedef struct kvrelay_relay kvrelay_relay; /* one relay */
 
 /* Numbers for metrics and status. */
@@ -550,34 +594,47 @@ typedef struct kvrelay_outgoing {
 KVRELAY_API kvrelay_relay_config kvrelay_relay_config_default(void);
 /* Bytes that init needs; 0 = the configuration is impossible. */
 KVRELAY_API size_t kvrelay_relay_mem_size(const kvrelay_relay_config *cfg);
-KVRELAY_API KVRELAY_MUST_USE int kvrelay_relay_init_abi(kvrelay_relay *relay, size_t relay_size, const kvrelay_relay_config *cfg,
-                                                        void *mem, size_t mem_len, uint64_t now_ns);
-#define kvrelay_relay_init(RELAY, CFG, MEM, MEM_LEN, NOW_NS) \
+KVRELAY_API KVRELAY_MUST_USE int kvrelay_relay_init_abi(kvrelay_relay *relay, size_t relay_size,
+                                                        const kvrelay_relay_config *cfg, void *mem,
+                                                        size_t mem_len, uint64_t now_ns);
+#define kvrelay_relay_init(RELAY, CFG, MEM, MEM_LEN, NOW_NS)                                       \
   kvrelay_relay_init_abi((RELAY), sizeof(kvrelay_relay), (CFG), (MEM), (MEM_LEN), (NOW_NS))
 
 /*
- * Bytes kvrelay_relay_pool_add needs for this descriptor: its copy with all texts and the queue of encoded deltas.
- * 0 = the descriptor is not fit for publication (contract 12.4, 7.3).
+ * Bytes kvrelay_relay_pool_add needs for this descriptor: its copy with all texts and the queue of
+ * encoded deltas. 0 = the descriptor is not fit for publication (contract 12.4, 7.3).
  */
-KVRELAY_API size_t kvrelay_relay_pool_mem_size(const kvrelay_relay *relay, const kvrelay_descriptor *descriptor);
+KVRELAY_API size_t kvrelay_relay_pool_mem_size(const kvrelay_relay *relay,
+                                               const kvrelay_descriptor *descriptor);
 /*
- * Publishes a pool; the catalog gains it with revision + 1.  `descriptor` is copied; its producer_incarnation and layout_generation are set by
- * the relay (the incarnation of the relay, the next number of its counter), its ckf_format from `state`.  `state` and `mem` stay the caller's and must
- * outlive the pool.  KVRELAY_OK; KVRELAY_ERR_ARG (descriptor not fit), KVRELAY_ERR_LIMIT (max_pools, max_bucket_count),
- * KVRELAY_ERR_STATE (pool id or endpoint already published: contract 12.3; shutting down), KVRELAY_ERR_NOSPACE, KVRELAY_ERR_EXHAUSTED.
+ * Publishes a pool; the catalog gains it with revision + 1.  `descriptor` is copied; its
+ * producer_incarnation and layout_generation are set by the relay (the incarnation of the relay,
+ * the next number of its counter), its ckf_format from `state`.  `state` and `mem` stay the
+ * caller's and must outlive the pool.  KVRELAY_OK; KVRELAY_ERR_ARG (descriptor not fit),
+ * KVRELAY_ERR_LIMIT (max_pools, max_bucket_count), KVRELAY_ERR_STATE (pool id or endpoint already
+ * published: contract 12.3; shutting down), KVRELAY_ERR_NOSPACE, KVRELAY_ERR_EXHAUSTED.
  */
-KVRELAY_API KVRELAY_MUST_USE int kvrelay_relay_pool_add(kvrelay_relay *relay, const kvrelay_descriptor *descriptor, ckf_producer *state,
-                                                        void *mem, size_t mem_len, uint64_t now_ns, kvrelay_pool **pool);
-/* Withdraws a pool: catalog first, then its streams end with PUBLICATION_UNAVAILABLE.  `mem` is the caller's again. */
-KVRELAY_API void kvrelay_relay_pool_remove(kvrelay_relay *relay, kvrelay_pool *pool, uint64_t now_ns);
+KVRELAY_API KVRELAY_MUST_USE int kvrelay_relay_pool_add(kvrelay_relay *relay,
+                                                        const kvrelay_descriptor *descriptor,
+                                                        ckf_producer *state, void *mem,
+                                                        size_t mem_len, uint64_t now_ns,
+                                                        kvrelay_pool **pool);
+/* Withdraws a pool: catalog first, then its streams end with PUBLICATION_UNAVAILABLE.  `mem` is the
+ * caller's again. */
+KVRELAY_API void kvrelay_relay_pool_remove(kvrelay_relay *relay, kvrelay_pool *pool,
+                                           uint64_t now_ns);
 /*
- * To be called after events were applied to the pool's state, between whole engine batches: cuts a delta when the threshold is
- * reached, else arms the delay.  KVRELAY_OK, or KVRELAY_ERR_INVARIANT / KVRELAY_ERR_EXHAUSTED: the producer is fenced, its catalog
- * entry gone and its streams ended; the caller removes the pool and publishes a new one.
+ * To be called after events were applied to the pool's state, between whole engine batches: cuts a
+ * delta when the threshold is reached, else arms the delay.  KVRELAY_OK, or KVRELAY_ERR_INVARIANT /
+ * KVRELAY_ERR_EXHAUSTED: the producer is fenced, its catalog entry gone and its streams ended; the
+ * caller removes the pool and publishes a new one.
  */
-KVRELAY_API KVRELAY_MUST_USE int kvrelay_relay_pool_changed(kvrelay_relay *relay, kvrelay_pool *pool, uint64_t now_ns);
-/* Cuts at once whatever is pending (emptied or replaced rank).  Errors as above, again at every later call. */
-KVRELAY_API KVRELAY_MUST_USE int kvrelay_relay_pool_publish(kvrelay_relay *relay, kvrelay_pool *pool, uint64_t now_ns);
+KVRELAY_API KVRELAY_MUST_USE int kvrelay_relay_pool_changed(kvrelay_relay *relay,
+                                                            kvrelay_pool *pool, uint64_t now_ns);
+/* Cuts at once whatever is pending (emptied or replaced rank).  Errors as above, again at every
+ * later call. */
+KVRELAY_API KVRELAY_MUST_USE int kvrelay_relay_pool_publish(kvrelay_relay *relay,
+                                                            kvrelay_pool *pool, uint64_t now_ns);
 /* The published descriptor, lent until the pool is removed; sequence of its last delta. */
 KVRELAY_API const kvrelay_descriptor *kvrelay_pool_descriptor(const kvrelay_pool *pool);
 KVRELAY_API uint64_t kvrelay_pool_sequence(const kvrelay_pool *pool);
@@ -586,29 +643,37 @@ KVRELAY_API KVRELAY_MUST_USE int kvrelay_pool_fenced(const kvrelay_pool *pool);
 KVRELAY_API uint32_t kvrelay_pool_subscribers(const kvrelay_pool *pool);
 
 /*
- * Admission of one request (contract 10.2 to 10.7).  KVRELAY_OK: `*call` is open, pull from it; for SUBSCRIBE_POOL it may first wait
- * for a snapshot permit.  KVRELAY_ERR_REFUSED: `status` says why, nothing is open.  Readiness, load and serving load are answered UNIMPLEMENTED.
+ * Admission of one request (contract 10.2 to 10.7).  KVRELAY_OK: `*call` is open, pull from it; for
+ * SUBSCRIBE_POOL it may first wait for a snapshot permit.  KVRELAY_ERR_REFUSED: `status` says why,
+ * nothing is open.  Readiness, load and serving load are answered UNIMPLEMENTED.
  */
-KVRELAY_API KVRELAY_MUST_USE int kvrelay_relay_call_open(kvrelay_relay *relay, const kvrelay_request *request, uint64_t now_ns,
-                                                         uint64_t *call, kvrelay_status *status);
+KVRELAY_API KVRELAY_MUST_USE int kvrelay_relay_call_open(kvrelay_relay *relay,
+                                                         const kvrelay_request *request,
+                                                         uint64_t now_ns, uint64_t *call,
+                                                         kvrelay_status *status);
 /*
- * The next thing of a call: enum kvrelay_pull, or KVRELAY_ERR_NOT_FOUND.  NONE: nothing now, kvrelay_relay_ready_next will name the call.  MESSAGE: in `out`,
- * lent until the next call of any function on this relay; encode or copy it at once.  END: out->end; then close the call.
- * A transport pulls only when it can take a message: what is not pulled is what makes a subscriber lag.
- * `wall_us` = wall clock in microseconds since 1970, for send_ts_us.
+ * The next thing of a call: enum kvrelay_pull, or KVRELAY_ERR_NOT_FOUND.  NONE: nothing now,
+ * kvrelay_relay_ready_next will name the call.  MESSAGE: in `out`, lent until the next call of any
+ * function on this relay; encode or copy it at once.  END: out->end; then close the call. A
+ * transport pulls only when it can take a message: what is not pulled is what makes a subscriber
+ * lag. `wall_us` = wall clock in microseconds since 1970, for send_ts_us.
  */
-KVRELAY_API KVRELAY_MUST_USE int kvrelay_relay_call_pull(kvrelay_relay *relay, uint64_t call, uint64_t wall_us, uint64_t now_ns,
+KVRELAY_API KVRELAY_MUST_USE int kvrelay_relay_call_pull(kvrelay_relay *relay, uint64_t call,
+                                                         uint64_t wall_us, uint64_t now_ns,
                                                          kvrelay_outgoing *out);
-/* True once the call passed admission for good (contract 10.5 step 14): response headers may go out. */
+/* True once the call passed admission for good (contract 10.5 step 14): response headers may go
+ * out. */
 KVRELAY_API bool kvrelay_relay_call_admitted(const kvrelay_relay *relay, uint64_t call);
 /* The stream went away, for whatever reason; its permits return.  Unknown calls are ignored. */
 KVRELAY_API void kvrelay_relay_call_close(kvrelay_relay *relay, uint64_t call, uint64_t now_ns);
-/* Next call that has become worth pulling since it last said NONE: 1, or 0 when there is none.  Each is named once. */
+/* Next call that has become worth pulling since it last said NONE: 1, or 0 when there is none. Each
+ * is named once. */
 KVRELAY_API int kvrelay_relay_ready_next(kvrelay_relay *relay, uint64_t *call);
 /* When tick wants to run, KVRELAY_TIME_NONE = never.  Early and repeated ticks are harmless. */
 KVRELAY_API uint64_t kvrelay_relay_deadline_ns(const kvrelay_relay *relay);
 KVRELAY_API void kvrelay_relay_tick(kvrelay_relay *relay, uint64_t now_ns);
-/* Orderly stop: catalog and filter streams end with OK, later requests get PUBLICATION_UNAVAILABLE. */
+/* Orderly stop: catalog and filter streams end with OK, later requests get PUBLICATION_UNAVAILABLE.
+ */
 KVRELAY_API void kvrelay_relay_shutdown(kvrelay_relay *relay, uint64_t now_ns);
 KVRELAY_API kvrelay_relay_stats kvrelay_relay_stats_get(const kvrelay_relay *relay);
 /* Verifies all invariants; 0, or the line that failed.  For tests. */
@@ -617,15 +682,18 @@ KVRELAY_API int kvrelay_relay_check_(const kvrelay_relay *relay);
 /* ==== API: consumer (contract section 15) ==== */
 
 typedef struct kvrelay_consumer_config {
-  kvrelay_text subscriber_id;   /* 1 .. 128 bytes, copied at init ("kvrelay") */
-  uint32_t max_pools;           /* pools of one catalog, 1 .. 65 536; more = limit error of that plane (1 024) */
-  size_t catalog_bytes;         /* room for one catalog with all texts and its name index; two are reserved (4 MiB) */
-  uint64_t filter_stale_ns;     /* no frame for this long: replica is stale (30 s) */
-  uint64_t backoff_first_ns;    /* stream retry (500 ms), doubling to */
-  uint64_t backoff_max_ns;      /* 30 s */
-  uint64_t backoff_reset_ns;    /* a stream that lived this long starts over (30 s) */
-  uint64_t jitter_seed;         /* any; equal seeds give equal delays */
-  bool subscribe_all;           /* follow every usable pool; else only those asked for by kvrelay_consumer_follow (true) */
+  kvrelay_text subscriber_id; /* 1 .. 128 bytes, copied at init ("kvrelay") */
+  uint32_t
+      max_pools; /* pools of one catalog, 1 .. 65 536; more = limit error of that plane (1 024) */
+  size_t catalog_bytes; /* room for one catalog with all texts and its name index; two are reserved
+                           (4 MiB) */
+  uint64_t filter_stale_ns;  /* no frame for this long: replica is stale (30 s) */
+  uint64_t backoff_first_ns; /* stream retry (500 ms), doubling to */
+  uint64_t backoff_max_ns;   /* 30 s */
+  uint64_t backoff_reset_ns; /* a stream that lived this long starts over (30 s) */
+  uint64_t jitter_seed;      /* any; equal seeds give equal delays */
+  bool subscribe_all;        /* follow every usable pool; else only those asked for by
+                                kvrelay_consumer_follow (true) */
 } kvrelay_consumer_config;
 
 typedef struct kvrelay_consumer kvrelay_consumer;
@@ -634,16 +702,18 @@ typedef struct kvrelay_consumer kvrelay_consumer;
 enum kvrelay_action_kind {
   KVRELAY_ACTION_CALL = 1,     /* open a call: `request` with `call` as its number */
   KVRELAY_ACTION_CANCEL,       /* cancel call `call`; nothing of it is wanted any more */
-  KVRELAY_ACTION_REPLICA_NEED, /* give `bytes` of memory for pool `pool`: kvrelay_consumer_replica_give */
+  KVRELAY_ACTION_REPLICA_NEED, /* give `bytes` of memory for pool `pool`:
+                                  kvrelay_consumer_replica_give */
   KVRELAY_ACTION_REPLICA_FREE, /* `mem` is yours again */
   KVRELAY_ACTION_RECONNECT,    /* close the connection and open it again */
-  KVRELAY_ACTION_STOP          /* envelope error: this relay speaks another contract; stop until someone upgrades */
+  KVRELAY_ACTION_STOP /* envelope error: this relay speaks another contract; stop until someone
+                         upgrades */
 };
 
 typedef struct kvrelay_action {
   int32_t kind; /* enum kvrelay_action_kind */
   uint32_t call;
-  uint32_t pool; /* index for kvrelay_consumer_pool_get */
+  uint32_t pool;           /* index for kvrelay_consumer_pool_get */
   kvrelay_request request; /* lent until the next call on this consumer */
   size_t bytes;
   void *mem;
@@ -651,8 +721,8 @@ typedef struct kvrelay_action {
 
 /* State of one pool's replica. */
 enum kvrelay_replica_state {
-  KVRELAY_REPLICA_IDLE = 0,   /* not followed */
-  KVRELAY_REPLICA_WAITING,    /* followed, waiting for memory or for its retry time */
+  KVRELAY_REPLICA_IDLE = 0, /* not followed */
+  KVRELAY_REPLICA_WAITING,  /* followed, waiting for memory or for its retry time */
   KVRELAY_REPLICA_SUBSCRIBING,
   KVRELAY_REPLICA_ASSEMBLING, /* snapshot incomplete: answers are unknown */
   KVRELAY_REPLICA_LIVE,
@@ -662,17 +732,18 @@ enum kvrelay_replica_state {
 /* One pool of the current catalog; lent until the next non-const call. */
 typedef struct kvrelay_pool_view {
   const kvrelay_descriptor *descriptor;
-  kvrelay_verdict verdict;    /* of the descriptor; class_ other than OK = quarantined */
-  int32_t state;              /* enum kvrelay_replica_state */
-  uint64_t sequence;          /* installed, when LIVE */
-  uint64_t last_frame_ns;     /* local receive time, KVRELAY_TIME_NONE before the first frame */
-  bool stale;                 /* LIVE, but silent for filter_stale_ns */
+  kvrelay_verdict verdict; /* of the descriptor; class_ other than OK = quarantined */
+  int32_t state;           /* enum kvrelay_replica_state */
+  uint64_t sequence;       /* installed, when LIVE */
+  uint64_t last_frame_ns;  /* local receive time, KVRELAY_TIME_NONE before the first frame */
+  bool stale;              /* LIVE, but silent for filter_stale_ns */
   uint64_t frames, snapshots, deltas, heartbeats;
-  int32_t fault;              /* last reason a replica was dropped: enum kvrelay_fault */
-  int fault_code;             /* the CKF_ERR_* of a refused frame, the KVRELAY_ERR_* with FAULT_DECODE, else 0 */
-  kvrelay_status last_end;    /* how its last stream ended */
-  uint64_t retry_ns;          /* when the next attempt is due, KVRELAY_TIME_NONE = none */
-  const uint64_t *words;      /* bucket_count words when LIVE, else NULL */
+  int32_t fault;  /* last reason a replica was dropped: enum kvrelay_fault */
+  int fault_code; /* the CKF_ERR_* of a refused frame, the KVRELAY_ERR_* with FAULT_DECODE, else 0
+                   */
+  kvrelay_status last_end; /* how its last stream ended */
+  uint64_t retry_ns;       /* when the next attempt is due, KVRELAY_TIME_NONE = none */
+  const uint64_t *words;   /* bucket_count words when LIVE, else NULL */
 } kvrelay_pool_view;
 
 enum kvrelay_fault {
@@ -690,12 +761,13 @@ enum kvrelay_fault {
 
 /* Things worth telling; pulled with kvrelay_consumer_event_next. */
 enum kvrelay_event_kind {
-  KVRELAY_EVENT_INFO = 1,       /* relay identity known */
-  KVRELAY_EVENT_CATALOG,        /* a new catalog is in force */
-  KVRELAY_EVENT_CATALOG_VOID,   /* the catalog plane was closed: `status`, `verdict` */
-  KVRELAY_EVENT_POOL_LIVE,      /* `pool` has a whole snapshot */
-  KVRELAY_EVENT_POOL_VOID,      /* the filter stream of `pool` is over, its replica void: `fault`, or `status` when the peer ended it */
-  KVRELAY_EVENT_STOPPED         /* another contract, see `verdict`, or `status` when the relay said so */
+  KVRELAY_EVENT_INFO = 1,     /* relay identity known */
+  KVRELAY_EVENT_CATALOG,      /* a new catalog is in force */
+  KVRELAY_EVENT_CATALOG_VOID, /* the catalog plane was closed: `status`, `verdict` */
+  KVRELAY_EVENT_POOL_LIVE,    /* `pool` has a whole snapshot */
+  KVRELAY_EVENT_POOL_VOID,    /* the filter stream of `pool` is over, its replica void: `fault`, or
+                                 `status` when the peer ended it */
+  KVRELAY_EVENT_STOPPED /* another contract, see `verdict`, or `status` when the relay said so */
 };
 typedef struct kvrelay_event_out {
   int32_t kind;
@@ -716,82 +788,105 @@ typedef struct kvrelay_query {
 
 enum kvrelay_answer_state {
   KVRELAY_ANSWER_KNOWN = 0, /* complete_blocks and depth_blocks hold */
-  KVRELAY_ANSWER_UNKNOWN,   /* no usable replica now: nothing may be concluded, in particular not 0 */
-  KVRELAY_ANSWER_UNSUPPORTED /* the relay refuses to serve us this pool; pools with an unusable descriptor do not answer at all */
+  KVRELAY_ANSWER_UNKNOWN, /* no usable replica now: nothing may be concluded, in particular not 0 */
+  KVRELAY_ANSWER_UNSUPPORTED /* the relay refuses to serve us this pool; pools with an unusable
+                                descriptor do not answer at all */
 };
 
 typedef struct kvrelay_answer {
-  uint32_t pool;            /* index for kvrelay_consumer_pool_get */
-  int32_t state;            /* enum kvrelay_answer_state */
-  uint32_t block_size;      /* tokens */
-  uint64_t complete_blocks; /* of the prompt; 0 = shorter than one window, which is not "no match" */
-  uint64_t depth_blocks;    /* leading blocks found; valid when KNOWN */
-  uint64_t age_ns;          /* since the last frame, KVRELAY_TIME_NONE when unknown */
+  uint32_t pool;       /* index for kvrelay_consumer_pool_get */
+  int32_t state;       /* enum kvrelay_answer_state */
+  uint32_t block_size; /* tokens */
+  uint64_t
+      complete_blocks;   /* of the prompt; 0 = shorter than one window, which is not "no match" */
+  uint64_t depth_blocks; /* leading blocks found; valid when KNOWN */
+  uint64_t age_ns;       /* since the last frame, KVRELAY_TIME_NONE when unknown */
   bool stale;
 } kvrelay_answer;
 
 KVRELAY_API kvrelay_consumer_config kvrelay_consumer_config_default(void);
 KVRELAY_API size_t kvrelay_consumer_mem_size(const kvrelay_consumer_config *cfg);
-KVRELAY_API KVRELAY_MUST_USE int kvrelay_consumer_init_abi(kvrelay_consumer *c, size_t c_size, const kvrelay_consumer_config *cfg,
-                                                           void *mem, size_t mem_len, uint64_t now_ns);
-#define kvrelay_consumer_init(C, CFG, MEM, MEM_LEN, NOW_NS) \
+KVRELAY_API KVRELAY_MUST_USE int kvrelay_consumer_init_abi(kvrelay_consumer *c, size_t c_size,
+                                                           const kvrelay_consumer_config *cfg,
+                                                           void *mem, size_t mem_len,
+                                                           uint64_t now_ns);
+#define kvrelay_consumer_init(C, CFG, MEM, MEM_LEN, NOW_NS)                                        \
   kvrelay_consumer_init_abi((C), sizeof(kvrelay_consumer), (CFG), (MEM), (MEM_LEN), (NOW_NS))
 
 /*
- * The connection stands / is gone, and with it everything known from it: catalog, replicas, what was followed.  Calls of
- * former connections are not ours any more.  After STOP both change nothing.
+ * The connection stands / is gone, and with it everything known from it: catalog, replicas, what
+ * was followed.  Calls of former connections are not ours any more.  After STOP both change
+ * nothing.
  */
 KVRELAY_API void kvrelay_consumer_connected(kvrelay_consumer *c, uint64_t now_ns);
 KVRELAY_API void kvrelay_consumer_disconnected(kvrelay_consumer *c, uint64_t now_ns);
 /* 1 and one action, or 0. */
-KVRELAY_API int kvrelay_consumer_action_next(kvrelay_consumer *c, uint64_t now_ns, kvrelay_action *action);
+KVRELAY_API int kvrelay_consumer_action_next(kvrelay_consumer *c, uint64_t now_ns,
+                                             kvrelay_action *action);
 /* 1 and one event, or 0.  At most 64 are kept; then the oldest go. */
 KVRELAY_API int kvrelay_consumer_event_next(kvrelay_consumer *c, kvrelay_event_out *event);
 /*
- * One decoded message of a call.  KVRELAY_OK also when the content made the consumer drop something: that is its business and shows
- * as actions and events.  KVRELAY_ERR_NOT_FOUND: the call is not (or no longer) one of ours, ignore it.
+ * One decoded message of a call.  KVRELAY_OK also when the content made the consumer drop
+ * something: that is its business and shows as actions and events.  KVRELAY_ERR_NOT_FOUND: the call
+ * is not (or no longer) one of ours, ignore it.
  */
-KVRELAY_API int kvrelay_consumer_feed_info(kvrelay_consumer *c, uint32_t call, const kvrelay_relay_info *m, uint64_t now_ns);
-KVRELAY_API int kvrelay_consumer_feed_catalog(kvrelay_consumer *c, uint32_t call, const kvrelay_catalog_update *m, uint64_t now_ns);
-KVRELAY_API int kvrelay_consumer_feed_filter(kvrelay_consumer *c, uint32_t call, const kvrelay_filter_update *m, uint64_t now_ns);
+KVRELAY_API int kvrelay_consumer_feed_info(kvrelay_consumer *c, uint32_t call,
+                                           const kvrelay_relay_info *m, uint64_t now_ns);
+KVRELAY_API int kvrelay_consumer_feed_catalog(kvrelay_consumer *c, uint32_t call,
+                                              const kvrelay_catalog_update *m, uint64_t now_ns);
+KVRELAY_API int kvrelay_consumer_feed_filter(kvrelay_consumer *c, uint32_t call,
+                                             const kvrelay_filter_update *m, uint64_t now_ns);
 /* A message that does not decode, or is above a bound (`err` = KVRELAY_ERR_*). */
-KVRELAY_API int kvrelay_consumer_feed_broken(kvrelay_consumer *c, uint32_t call, int err, uint64_t now_ns);
+KVRELAY_API int kvrelay_consumer_feed_broken(kvrelay_consumer *c, uint32_t call, int err,
+                                             uint64_t now_ns);
 /* The call ended; OK is an end like any other. */
-KVRELAY_API int kvrelay_consumer_feed_end(kvrelay_consumer *c, uint32_t call, const kvrelay_status *status, uint64_t now_ns);
+KVRELAY_API int kvrelay_consumer_feed_end(kvrelay_consumer *c, uint32_t call,
+                                          const kvrelay_status *status, uint64_t now_ns);
 /*
- * Memory for a replica, as wanted by REPLICA_NEED; stays the consumer's until REPLICA_FREE names it.  mem = NULL: there is none, retry
- * with backoff.  On an error the memory stays yours: KVRELAY_ERR_NOT_FOUND (no such pool), KVRELAY_ERR_STATE (not wanted, or not any more:
- * a new catalog asks anew), KVRELAY_ERR_NOSPACE (too small, still wanted).
+ * Memory for a replica, as wanted by REPLICA_NEED; stays the consumer's until REPLICA_FREE names
+ * it.  mem = NULL: there is none, retry with backoff.  On an error the memory stays yours:
+ * KVRELAY_ERR_NOT_FOUND (no such pool), KVRELAY_ERR_STATE (not wanted, or not any more: a new
+ * catalog asks anew), KVRELAY_ERR_NOSPACE (too small, still wanted).
  */
-KVRELAY_API KVRELAY_MUST_USE int kvrelay_consumer_replica_give(kvrelay_consumer *c, uint32_t pool, void *mem, size_t len, uint64_t now_ns);
+KVRELAY_API KVRELAY_MUST_USE int kvrelay_consumer_replica_give(kvrelay_consumer *c, uint32_t pool,
+                                                               void *mem, size_t len,
+                                                               uint64_t now_ns);
 /*
- * Follow one pool, or stop following it and give its replica back.  Holds while catalogs list the pool id, also across producers.
- * KVRELAY_ERR_NOT_FOUND: no such pool in the catalog in force.
+ * Follow one pool, or stop following it and give its replica back.  Holds while catalogs list the
+ * pool id, also across producers. KVRELAY_ERR_NOT_FOUND: no such pool in the catalog in force.
  */
-KVRELAY_API KVRELAY_MUST_USE int kvrelay_consumer_follow(kvrelay_consumer *c, uint32_t pool, bool follow, uint64_t now_ns);
-/* When there is something to ask action_next for: 0 = now, KVRELAY_TIME_NONE = only after the next input. */
+KVRELAY_API KVRELAY_MUST_USE int kvrelay_consumer_follow(kvrelay_consumer *c, uint32_t pool,
+                                                         bool follow, uint64_t now_ns);
+/* When there is something to ask action_next for: 0 = now, KVRELAY_TIME_NONE = only after the next
+ * input. */
 KVRELAY_API uint64_t kvrelay_consumer_deadline_ns(const kvrelay_consumer *c);
 KVRELAY_API void kvrelay_consumer_tick(kvrelay_consumer *c, uint64_t now_ns);
 
 /* Relay identity of this connection; false before it is known. */
 KVRELAY_API bool kvrelay_consumer_relay(const kvrelay_consumer *c, kvrelay_relay_identity *out);
 /* Revision of the catalog in force; false before the first one. */
-KVRELAY_API bool kvrelay_consumer_catalog(const kvrelay_consumer *c, uint64_t *revision, uint32_t *pools);
+KVRELAY_API bool kvrelay_consumer_catalog(const kvrelay_consumer *c, uint64_t *revision,
+                                          uint32_t *pools);
 /* Pool i of the catalog in force, 0 .. pools - 1. */
-KVRELAY_API KVRELAY_MUST_USE int kvrelay_consumer_pool_get(const kvrelay_consumer *c, uint32_t i, uint64_t now_ns, kvrelay_pool_view *out);
+KVRELAY_API KVRELAY_MUST_USE int kvrelay_consumer_pool_get(const kvrelay_consumer *c, uint32_t i,
+                                                           uint64_t now_ns, kvrelay_pool_view *out);
 
 /*
- * Asks all usable pools that list the name; answers sorted best first: known before unknown, deeper (in tokens) first, then catalog order.  Returns the
- * number of answers (also beyond cap), or KVRELAY_ERR_NOT_FOUND (no pool has that name), KVRELAY_ERR_STATE (no catalog yet: unknown),
- * KVRELAY_ERR_MALFORMED (the name is ambiguous: two bindings), KVRELAY_ERR_NOSPACE (scratch_len below the number of complete blocks; nothing written).
- * `scratch` holds sequence hashes; tokens_len entries always suffice.
+ * Asks all usable pools that list the name; answers sorted best first: known before unknown, deeper
+ * (in tokens) first, then catalog order.  Returns the number of answers (also beyond cap), or
+ * KVRELAY_ERR_NOT_FOUND (no pool has that name), KVRELAY_ERR_STATE (no catalog yet: unknown),
+ * KVRELAY_ERR_MALFORMED (the name is ambiguous: two bindings), KVRELAY_ERR_NOSPACE (scratch_len
+ * below the number of complete blocks; nothing written). `scratch` holds sequence hashes;
+ * tokens_len entries always suffice.
  */
-KVRELAY_API ptrdiff_t kvrelay_consumer_query(const kvrelay_consumer *c, const kvrelay_query *q, kvrelay_answer *answers, size_t cap,
-                                             uint64_t *scratch, size_t scratch_len, uint64_t now_ns);
+KVRELAY_API ptrdiff_t kvrelay_consumer_query(const kvrelay_consumer *c, const kvrelay_query *q,
+                                             kvrelay_answer *answers, size_t cap, uint64_t *scratch,
+                                             size_t scratch_len, uint64_t now_ns);
 
 /* ==== API: source (events sections 3, 7, 8, 9) ==== */
 
-/* One decoded engine event, as read: nothing filtered, nothing hashed.  Everything is lent until the next event is decoded. */
+/* One decoded engine event, as read: nothing filtered, nothing hashed.  Everything is lent until
+ * the next event is decoded. */
 enum kvrelay_engine_event_type {
   KVRELAY_ENGINE_MALFORMED = 0, /* skip and count */
   KVRELAY_ENGINE_STORED,
@@ -833,7 +928,7 @@ typedef struct kvrelay_engine_event {
   bool pairs;    /* tokens came as pairs: EAGLE */
   bool pair_gap; /* some pair did not continue the one before */
   uint32_t block_size;
-  bool lora_id_set; /* present, not nil and not 0 */
+  bool lora_id_set;                   /* present, not nil and not 0 */
   kvrelay_text lora_name, cache_salt; /* empty = absent */
   kvrelay_text medium, locality, ownership, kind;
   bool has_medium, has_locality, has_ownership, has_kind; /* nil equals absent */
@@ -849,29 +944,45 @@ typedef struct kvrelay_engine_event {
 } kvrelay_engine_event;
 
 /* Every thing that was dropped, repaired or odd has one of these reasons (events section 12). */
-#define KVRELAY_COUNT_LIST(X)                                                                                            \
-  X(FRAMES, "frames") X(PAYLOAD_TOO_LARGE, "payload_too_large") X(PAYLOAD_MALFORMED, "payload_malformed")                \
-  X(TRAILING_BYTES, "trailing_bytes") X(RANK_TYPE, "rank_type") X(GAP, "gap") X(REPLAY, "replay") X(LOSS, "loss")        \
-  X(RESTART, "restart") X(RECOVERY, "recovery") X(SILENT, "silent") X(UNKNOWN_EVENT, "unknown_event")                    \
-  X(MALFORMED_EVENT, "malformed_event") X(PAIR_GAP, "pair_gap") X(EXTRA_KEY_IGNORED, "extra_key_ignored")                \
-  X(SALT_UNTAGGED, "salt_untagged") X(UNSUPPORTED_OWNERSHIP, "unsupported_ownership")                                    \
-  X(UNKNOWN_OWNERSHIP, "unknown_ownership") X(IGNORED_EVENT, "ignored_event") X(NON_LOCAL_LOCALITY, "non_local_locality") \
-  X(UNKNOWN_MEDIUM, "unknown_medium") X(OTHER_TIER, "other_tier") X(NON_MAIN_ATTENTION_KIND, "non_main_attention_kind")  \
-  X(NON_MAIN_ATTENTION_GROUP, "non_main_attention_group") X(UNKNOWN_KIND, "unknown_kind")                                \
-  X(UNLEARNED_GROUP_IDX, "unlearned_group_idx") X(LORA_ID_WITHOUT_NAME, "lora_id_without_name")                          \
-  X(NAMESPACE_CONFLICT, "namespace_conflict") X(AMBIGUOUS_CACHE_NAMESPACE, "ambiguous_cache_namespace")                  \
-  X(FORMAT_MISMATCH, "format_mismatch") X(BLOCK_SIZE_MISMATCH, "block_size_mismatch") X(SUB_BLOCK, "sub_block")          \
-  X(PLACEHOLDER, "placeholder") X(TOKEN_SURPLUS, "token_surplus") X(EMBEDDED_PROMPT, "embedded_prompt")                  \
-  X(PARTIAL_BLOCK, "partial_block") X(DUPLICATE_HASH, "duplicate_hash") X(ORPHAN, "orphan")                              \
-  X(REMAP_CONFLICT, "remap_conflict") X(UNKNOWN_REMOVAL, "unknown_removal") X(FOREIGN_RANK, "foreign_rank")              \
-  X(EVENT_TOO_LARGE, "event_too_large") X(NAMESPACE_LIMIT, "namespace_limit") X(STATE_LIMIT, "state_limit")              \
-  X(OMITTED_CAPACITY, "omitted_capacity")
+#define KVRELAY_COUNT_LIST(X)                                                                      \
+  X(FRAMES, "frames")                                                                              \
+  X(PAYLOAD_TOO_LARGE, "payload_too_large")                                                        \
+  X(PAYLOAD_MALFORMED, "payload_malformed") X(TRAILING_BYTES, "trailing_bytes") X(                 \
+      RANK_TYPE, "rank_type") X(GAP, "gap") X(REPLAY, "replay") X(LOSS, "loss") X(RESTART,         \
+                                                                                  "restart")       \
+      X(RECOVERY, "recovery") X(SILENT, "silent") X(UNKNOWN_EVENT, "unknown_event") X(             \
+          MALFORMED_EVENT, "malformed_event") X(PAIR_GAP, "pair_gap") X(EXTRA_KEY_IGNORED,         \
+                                                                        "extra_key_ignored")       \
+          X(SALT_UNTAGGED, "salt_untagged") X(UNSUPPORTED_OWNERSHIP, "unsupported_ownership") X(   \
+              UNKNOWN_OWNERSHIP, "unknown_ownership") X(IGNORED_EVENT, "ignored_event")            \
+              X(NON_LOCAL_LOCALITY, "non_local_locality") X(UNKNOWN_MEDIUM, "unknown_medium") X(   \
+                  OTHER_TIER, "other_tier") X(NON_MAIN_ATTENTION_KIND, "non_main_attention_kind")  \
+                  X(NON_MAIN_ATTENTION_GROUP, "non_main_attention_group") X(                       \
+                      UNKNOWN_KIND, "unknown_kind") X(UNLEARNED_GROUP_IDX, "unlearned_group_idx")  \
+                      X(LORA_ID_WITHOUT_NAME, "lora_id_without_name") X(NAMESPACE_CONFLICT,        \
+                                                                        "namespace_conflict")      \
+                          X(AMBIGUOUS_CACHE_NAMESPACE,                                             \
+                            "ambiguous_cache_namespace") X(FORMAT_MISMATCH, "format_mismatch")     \
+                              X(BLOCK_SIZE_MISMATCH, "block_size_mismatch") X(SUB_BLOCK,           \
+                                                                              "sub_block")         \
+                                  X(PLACEHOLDER, "placeholder") X(TOKEN_SURPLUS, "token_surplus")  \
+                                      X(EMBEDDED_PROMPT, "embedded_prompt") X(PARTIAL_BLOCK,       \
+                                                                              "partial_block")     \
+                                          X(DUPLICATE_HASH, "duplicate_hash") X(ORPHAN, "orphan")  \
+                                              X(REMAP_CONFLICT, "remap_conflict")                  \
+                                                  X(UNKNOWN_REMOVAL, "unknown_removal")            \
+                                                      X(FOREIGN_RANK, "foreign_rank")              \
+                                                          X(EVENT_TOO_LARGE, "event_too_large") X( \
+                                                              NAMESPACE_LIMIT, "namespace_limit")  \
+                                                              X(STATE_LIMIT, "state_limit")        \
+                                                                  X(OMITTED_CAPACITY,              \
+                                                                    "omitted_capacity")
 
 enum kvrelay_count {
 #define KVRELAY_COUNT_ENUM_(NAME, TEXT) KVRELAY_COUNT_##NAME,
   KVRELAY_COUNT_LIST(KVRELAY_COUNT_ENUM_)
 #undef KVRELAY_COUNT_ENUM_
-  KVRELAY_COUNT_LEN
+      KVRELAY_COUNT_LEN
 };
 
 enum kvrelay_on_loss { KVRELAY_ON_LOSS_CLEAR = 0, KVRELAY_ON_LOSS_KEEP };
@@ -880,27 +991,31 @@ enum kvrelay_untagged_salt { KVRELAY_SALT_IGNORE = 0, KVRELAY_SALT_NAMESPACE };
 
 typedef struct kvrelay_source_config {
   uint64_t worker_id;
-  uint32_t default_rank;       /* when the batch names none */
-  uint32_t rank_start, ranks;  /* ranks of the worker: rank_start .. rank_start + ranks - 1; others are foreign */
-  uint32_t block_size;         /* tokens, of the pool */
-  int32_t hash_format;         /* HASHFMT_FORMAT_*, of the pool */
+  uint32_t default_rank; /* when the batch names none */
+  uint32_t rank_start,
+      ranks; /* ranks of the worker: rank_start .. rank_start + ranks - 1; others are foreign */
+  uint32_t block_size; /* tokens, of the pool */
+  int32_t hash_format; /* HASHFMT_FORMAT_*, of the pool */
   int32_t on_loss, mm_identifiers, untagged_salt;
   bool has_image_token_id, has_video_token_id, has_main_group;
   uint32_t image_token_id, video_token_id, main_group;
-  bool deduplicated;           /* set semantics instead of copy counts */
-  uint32_t partial_memory;     /* remembered hashes per rank (65 536) */
-  uint32_t max_event_blocks;   /* blocks of one event (65 536); more: event_too_large */
-  uint32_t max_namespaces;     /* cache namespaces alive at once (4 096, at most 65 000) */
+  bool deduplicated;         /* set semantics instead of copy counts */
+  uint32_t partial_memory;   /* remembered hashes per rank (65 536) */
+  uint32_t max_event_blocks; /* blocks of one event (65 536); more: event_too_large */
+  uint32_t max_namespaces;   /* cache namespaces alive at once (4 096, at most 65 000) */
 } kvrelay_source_config;
 
 typedef struct kvrelay_source_stats {
-  uint64_t counts[KVRELAY_COUNT_LEN]; /* by enum kvrelay_count; blocks for orphan and omitted_capacity, batches for gap, loss, replay, else events */
-  uint64_t batches, stored, removed, cleared, tier_cleared; /* batches applied; events by tag, dropped ones too */
+  uint64_t
+      counts[KVRELAY_COUNT_LEN]; /* by enum kvrelay_count; blocks for orphan and omitted_capacity,
+                                    batches for gap, loss, replay, else events */
+  uint64_t batches, stored, removed, cleared,
+      tier_cleared; /* batches applied; events by tag, dropped ones too */
   uint64_t blocks_stored, blocks_removed;
   uint64_t last_sequence;
   bool has_sequence;
   uint64_t last_batch_ns; /* KVRELAY_TIME_NONE before the first */
-  bool complete;          /* false = partial: in some rank blocks may exist that the relay does not know */
+  bool complete; /* false = partial: in some rank blocks may exist that the relay does not know */
 } kvrelay_source_stats;
 
 typedef struct kvrelay_source kvrelay_source;
@@ -911,30 +1026,41 @@ enum kvrelay_sequence_verdict { KVRELAY_SEQUENCE_DROP = 0, KVRELAY_SEQUENCE_APPL
 KVRELAY_API kvrelay_source_config kvrelay_source_config_default(void);
 KVRELAY_API size_t kvrelay_source_mem_size(const kvrelay_source_config *cfg);
 /* `state` must outlive the source; several sources may share one. */
-KVRELAY_API KVRELAY_MUST_USE int kvrelay_source_init_abi(kvrelay_source *s, size_t s_size, const kvrelay_source_config *cfg,
-                                                         ckf_producer *state, void *mem, size_t mem_len, uint64_t now_ns);
-#define kvrelay_source_init(S, CFG, STATE, MEM, MEM_LEN, NOW_NS) \
+KVRELAY_API KVRELAY_MUST_USE int kvrelay_source_init_abi(kvrelay_source *s, size_t s_size,
+                                                         const kvrelay_source_config *cfg,
+                                                         ckf_producer *state, void *mem,
+                                                         size_t mem_len, uint64_t now_ns);
+#define kvrelay_source_init(S, CFG, STATE, MEM, MEM_LEN, NOW_NS)                                   \
   kvrelay_source_init_abi((S), sizeof(kvrelay_source), (CFG), (STATE), (MEM), (MEM_LEN), (NOW_NS))
 /*
- * Order of live batches without a replay endpoint (events 3.2): decides whether the batch with this sequence is applied (enum
- * kvrelay_sequence_verdict).  A gap is a loss (3.3), a smaller number a restart (3.4); both are carried out here.  A negative
- * result is KVRELAY_ERR_INVARIANT: fence the producer.
+ * Order of live batches without a replay endpoint (events 3.2): decides whether the batch with this
+ * sequence is applied (enum kvrelay_sequence_verdict).  A gap is a loss (3.3), a smaller number a
+ * restart (3.4); both are carried out here.  A negative result is KVRELAY_ERR_INVARIANT: fence the
+ * producer.
  */
-KVRELAY_API KVRELAY_MUST_USE int kvrelay_source_sequence(kvrelay_source *s, uint64_t sequence, uint64_t now_ns);
-/* The batch just sequenced cannot be decoded, for `reason` (enum kvrelay_count): one lost batch.  Errors as above. */
-KVRELAY_API KVRELAY_MUST_USE int kvrelay_source_lost(kvrelay_source *s, int reason, uint64_t now_ns);
-/* One event of the current batch; `has_rank` / `rank` as the batch says.  Counts whatever it drops; KVRELAY_OK, or KVRELAY_ERR_INVARIANT (fence the producer). */
-KVRELAY_API KVRELAY_MUST_USE int kvrelay_source_event(kvrelay_source *s, bool has_rank, uint32_t rank, const kvrelay_engine_event *ev, uint64_t now_ns);
+KVRELAY_API KVRELAY_MUST_USE int kvrelay_source_sequence(kvrelay_source *s, uint64_t sequence,
+                                                         uint64_t now_ns);
+/* The batch just sequenced cannot be decoded, for `reason` (enum kvrelay_count): one lost batch.
+ * Errors as above. */
+KVRELAY_API KVRELAY_MUST_USE int kvrelay_source_lost(kvrelay_source *s, int reason,
+                                                     uint64_t now_ns);
+/* One event of the current batch; `has_rank` / `rank` as the batch says.  Counts whatever it drops;
+ * KVRELAY_OK, or KVRELAY_ERR_INVARIANT (fence the producer). */
+KVRELAY_API KVRELAY_MUST_USE int kvrelay_source_event(kvrelay_source *s, bool has_rank,
+                                                      uint32_t rank, const kvrelay_engine_event *ev,
+                                                      uint64_t now_ns);
 /* Adds to a counter that only the layer outside sees (frames, trailing_bytes, rank_type …). */
 KVRELAY_API void kvrelay_source_count(kvrelay_source *s, int count, uint64_t n);
 /*
- * The connection broke and stands again: unless the next batch continues exactly, another process is behind it and its state starts empty
- * (events 3.4).
+ * The connection broke and stands again: unless the next batch continues exactly, another process
+ * is behind it and its state starts empty (events 3.4).
  */
 KVRELAY_API void kvrelay_source_reconnected(kvrelay_source *s);
-/* False = partial: blocks of this rank may exist that the relay does not know; also for a foreign rank. */
+/* False = partial: blocks of this rank may exist that the relay does not know; also for a foreign
+ * rank. */
 KVRELAY_API bool kvrelay_source_complete(const kvrelay_source *s, uint32_t rank);
-/* Forgets everything this source brought, all ranks that it named (source removed, disconnected too long). */
+/* Forgets everything this source brought, all ranks that it named (source removed, disconnected too
+ * long). */
 KVRELAY_API KVRELAY_MUST_USE int kvrelay_source_clear(kvrelay_source *s, uint64_t now_ns);
 KVRELAY_API const kvrelay_source_stats *kvrelay_source_stats_get(const kvrelay_source *s);
 /* "orphan" …; NULL when out of range. */
@@ -942,24 +1068,4441 @@ KVRELAY_API const char *kvrelay_count_name(int count);
 
 /* ==== private struct layouts ==== */
 /* Complete types so that the caller allocates; sizes may change. */
-#include "src/kvrelay_relay_structs.inc"
-#include "src/kvrelay_consumer_structs.inc"
-#include "src/kvrelay_source_structs.inc"
+/* ---- relay ---- */
+
+/* One call.  A slot of a fixed table; `generation_` tells a late number of a former call from the
+ * current one. */
+typedef struct kvrelay_call_ {
+  uint32_t generation_;
+  uint8_t method_; /* enum kvrelay_method; NONE = free */
+  uint8_t phase_;
+  uint8_t list_;                   /* the list of the relay it is in */
+  bool waiting_;                   /* pull said NONE; nobody was told since */
+  bool queued_;                    /* in the ready list */
+  bool admitted_;                  /* admission is over, with success */
+  uint32_t prev_, next_;           /* in list_ */
+  uint32_t pool_prev_, pool_next_; /* among the subscribers of pool_ */
+  uint32_t ready_prev_, ready_next_;
+  kvrelay_pool *pool_;
+  uint32_t slot_, chunk_, chunk_count_; /* snapshot being sent */
+  uint64_t cursor_;   /* sequence of the last frame taken; of the cut before the first delta */
+  uint64_t since_ns_; /* heartbeat and progress are counted from here */
+  uint64_t revision_; /* catalog: last one sent */
+  bool sent_;         /* catalog, info: at least one message was sent */
+  int32_t end_reason_;
+  const char *end_text_;
+  uint64_t end_number_;
+  char end_pool_[KVRELAY_POOL_NAME_CAP]; /* the pool may be gone when the end is pulled */
+} kvrelay_call_;
+
+typedef struct kvrelay_list_ {
+  uint32_t head_, tail_, len_;
+} kvrelay_list_;
+
+enum {
+  KVRELAY_LIST_NONE_,
+  KVRELAY_LIST_CATALOG_,
+  KVRELAY_LIST_WAIT_,
+  KVRELAY_LIST_PROGRESS_,
+  KVRELAY_LIST_BEAT_,
+  KVRELAY_LISTS_
+};
+
+/* One snapshot: all chunks as encoded frames, one behind the other. */
+typedef struct kvrelay_cut_ {
+  uint8_t *bytes_;
+  bool used_;
+} kvrelay_cut_;
+
+struct kvrelay_relay {
+  kvrelay_relay_config cfg_;
+  kvrelay_pool **pools_;     /* sorted as the catalog is */
+  kvrelay_descriptor *view_; /* descriptors in that order, of revision view_revision_ */
+  kvrelay_call_ *streams_;
+  kvrelay_cut_ *slots_;
+  size_t ring_bytes_, frame_bytes_; /* of each pool's queue: its turn, and the largest frame, which
+                                       may reach beyond it */
+  kvrelay_list_ lists_[KVRELAY_LISTS_];
+  kvrelay_pool *due_head_, *due_tail_; /* pools whose publication delay runs, earliest first */
+  uint32_t pools_len_, streams_len_;
+  uint32_t free_head_, ready_head_, ready_tail_;
+  uint32_t info_calls_, catalog_streams_, pool_streams_, hubs_, slots_used_;
+  uint64_t revision_, view_revision_, generation_;
+  bool stopping_;
+  kvrelay_relay_stats stats_;
+};
+
+/* One encoded delta in the ring of its pool. */
+typedef struct kvrelay_frame_ {
+  size_t offset_, len_;
+} kvrelay_frame_;
+
+struct kvrelay_pool {
+  kvrelay_relay *relay_;
+  ckf_producer *state_;
+  kvrelay_descriptor descriptor_;
+  uint64_t sequence_; /* of the last delta */
+  bool hub_;          /* initialised: the sequence moves */
+  int fenced_;        /* KVRELAY_OK, or why */
+  bool due_;          /* in the due list */
+  kvrelay_pool *due_prev_, *due_next_;
+  uint64_t due_ns_;
+  uint32_t subscribers_, waiting_; /* streams with a cut; streams before it */
+  uint32_t first_stream_;
+  kvrelay_frame_
+      *frames_;    /* ring of queue_frames; the frame of sequence s is at (s - 1) % queue_frames */
+  uint8_t *bytes_; /* ring_bytes_ + frame_bytes_ */
+  uint32_t
+      frames_len_; /* deltas kept: those that end at sequence_ - frames_len_ + 1 .. sequence_ */
+  size_t frames_bytes_; /* their payloads + KVRELAY_FRAME_COST_ each */
+  size_t write_;        /* where the next frame goes */
+};
+
+/* ---- consumer ---- */
+
+/* A call that is to stay open, and when to try again. */
+typedef struct kvrelay_consumer_stream_ {
+  uint64_t opened_ns;
+  uint64_t retry_ns; /* 0 = at once, KVRELAY_TIME_NONE = not again on this connection */
+  uint32_t call;     /* open now, 0 = none */
+  uint32_t cancel;   /* still to be cancelled, 0 = none */
+  uint32_t serial;   /* makes the call numbers of one stream differ */
+  uint32_t failures; /* in a row */
+  bool heard;        /* a message arrived on `call` */
+} kvrelay_consumer_stream_;
+
+/* What is kept for one pool while catalogs list its id. No call is open, or left to be cancelled,
+ * without replica memory. */
+typedef struct kvrelay_consumer_pool_ {
+  kvrelay_consumer_stream_ stream;
+  ckf_replica replica;
+  void *mem;      /* of the replica, NULL = none */
+  uint32_t index; /* in the catalog in force; of a free slot: the next free one */
+  int32_t fault;
+  int fault_code;
+  uint8_t bar;  /* why it is not to be subscribed to */
+  uint8_t wait; /* for a newer catalog */
+  bool followed;
+  bool asked;     /* for memory */
+  bool cut_known; /* of this stream */
+  uint64_t cut;   /* sequence of the snapshot that is being assembled */
+  uint64_t last_frame_ns;
+  uint64_t frames, snapshots, deltas, heartbeats;
+  kvrelay_status last_end;
+} kvrelay_consumer_pool_;
+
+/* A name, or a runtime adapter, of a usable pool. */
+typedef struct kvrelay_consumer_name_ {
+  kvrelay_text text;
+  const kvrelay_registration *registration;
+  uint32_t pool;
+  bool adapter;
+} kvrelay_consumer_name_;
+
+/* A copy of one catalog; all of it lies in its arena. */
+typedef struct kvrelay_catalog_copy_ {
+  uint8_t *arena;
+  size_t arena_len, used;
+  uint64_t revision;
+  kvrelay_descriptor *pools;
+  kvrelay_verdict *verdicts;
+  uint32_t *slots; /* of each pool */
+  uint32_t *order; /* pools with a readable id, ascending */
+  kvrelay_consumer_name_ *names;
+  size_t names_len;
+  uint32_t pools_len, order_len;
+} kvrelay_catalog_copy_;
+
+struct kvrelay_consumer {
+  kvrelay_consumer_config cfg_; /* its subscriber_id points into the memory block */
+  kvrelay_consumer_stream_ info_, watch_;
+  kvrelay_relay_identity relay_;
+  kvrelay_catalog_copy_ catalogs_[2];
+  kvrelay_consumer_pool_ *slots_;
+  kvrelay_event_out *events_;
+  void *spent_; /* replica memory to be given back, linked through its first bytes */
+  uint64_t deadline_ns_;
+  uint64_t jitter_;
+  uint32_t slots_used_, slot_free_;
+  uint32_t cursor_; /* slots before it have nothing to do before deadline_ns_ */
+  uint32_t events_first_, events_len_;
+  uint8_t current_; /* of catalogs_ */
+  bool work_;       /* there may be something to do before deadline_ns_ */
+  bool connected_, stopped_, stop_due_, reconnect_due_;
+  bool relay_known_, informed_;
+  bool in_force_;      /* the current catalog may be asked */
+  bool revision_seen_; /* the open catalog stream has brought one */
+};
+
+/* ---- source ---- */
+
+/* A hash whose removal must stay silent: a partial block, a sub-block, a block that was not
+ * indexed. */
+typedef struct kvrelay_remembered_ {
+  uint64_t external_;
+  uint32_t rank_;
+  bool live_; /* false: forgotten, waits for its turn to leave the ring */
+} kvrelay_remembered_;
+
+/* The kind of attention that a group of a rank has shown. */
+typedef struct kvrelay_learned_ {
+  uint32_t rank_, group_;
+  int kind_; /* count of the reason to drop it, or KVRELAY_COUNT_LEN to keep it */
+} kvrelay_learned_;
+
+#define KVRELAY_LEARNED_MAX_ 256
+
+struct kvrelay_source {
+  kvrelay_source_config cfg_;
+  ckf_producer *state_;
+  kvrelay_source_stats stats_;
+  uint64_t next_;    /* expected sequence; meaningful with stats_.has_sequence */
+  bool reconnected_; /* the next batch tells whether the same process is behind the socket */
+  uint8_t *ranks_;   /* KVRELAY_RANK_ bits of each */
+  /* Scratch for one event. */
+  ckf_block *blocks_;
+  uint64_t *removals_; /* also the objects of one block */
+  /* Cache namespaces: number n has the seed term terms_[n - 1]; equal terms give equal keys, so the
+   * text is not kept. */
+  uint64_t *terms_;
+  uint32_t *term_index_; /* open addressing, number or 0 */
+  bool *term_used_;
+  uint32_t term_index_mask_;
+  uint64_t swept_at_; /* progress_ at the last sweep that found nothing */
+  uint64_t progress_; /* counts removals and clears */
+  /* Remembered hashes: a ring in order of arrival, and an index over it with linear probing. */
+  kvrelay_remembered_ *ring_;
+  uint32_t *index_; /* place in the ring + 1; 0 = never used, NIL = used once */
+  uint32_t index_mask_, ring_head_, ring_len_, graves_;
+  kvrelay_learned_ learned_[KVRELAY_LEARNED_MAX_];
+  uint32_t learned_len_;
+};
 
 #ifdef __cplusplus
 }
 #endif
 #endif /* KVRELAY_H */
 
-#if (defined(KVRELAY_IMPLEMENTATION) || defined(KVRELAY_STATIC)) && !defined(KVRELAY_IMPLEMENTATION_DONE_)
+#if (defined(KVRELAY_IMPLEMENTATION) || defined(KVRELAY_STATIC)) &&                                \
+    !defined(KVRELAY_IMPLEMENTATION_DONE_)
 #define KVRELAY_IMPLEMENTATION_DONE_
 #ifdef __cplusplus
 extern "C" {
 #endif
-#include "src/kvrelay_contract.inc"
-#include "src/kvrelay_relay.inc"
-#include "src/kvrelay_consumer.inc"
-#include "src/kvrelay_source.inc"
+/* ==== names and errors (impl) ==== */
+
+/* ---- names and errors ---- */
+
+KVRELAY_API const char *kvrelay_strerror(int err) {
+  switch (err) {
+  case KVRELAY_OK:
+    return "fine";
+  case KVRELAY_ERR_ARG:
+    return "an argument breaks the caller's promise";
+  case KVRELAY_ERR_NOSPACE:
+    return "the memory given is too small";
+  case KVRELAY_ERR_TRUNCATED:
+    return "the input ends too early";
+  case KVRELAY_ERR_MALFORMED:
+    return "the input breaks its format";
+  case KVRELAY_ERR_UNSUPPORTED:
+    return "well-formed, but of an unknown kind";
+  case KVRELAY_ERR_LIMIT:
+    return "a configured bound was reached";
+  case KVRELAY_ERR_STATE:
+    return "the call does not fit the object's state";
+  case KVRELAY_ERR_NOT_FOUND:
+    return "no such pool, call or name";
+  case KVRELAY_ERR_REFUSED:
+    return "refused, see the status";
+  case KVRELAY_ERR_EXHAUSTED:
+    return "a counter of the contract ran out";
+  case KVRELAY_ERR_INVARIANT:
+    return "broken internal state";
+  case KVRELAY_ERR_ABI:
+    return "header and implementation differ in configuration";
+  default:
+    return "unknown error";
+  }
+}
+
+/* Row i = reason i: its name behind the common prefix, and the gRPC status it travels with. */
+static const struct {
+  const char *name;
+  int32_t status;
+} kvrelay_reasons_[] = {
+    {"RELAY_ERROR_REASON_UNSPECIFIED", KVRELAY_GRPC_INTERNAL},
+    {"RELAY_ERROR_REASON_CONTRACT_MISMATCH", KVRELAY_GRPC_FAILED_PRECONDITION},
+    {"RELAY_ERROR_REASON_INVALID_REQUEST", KVRELAY_GRPC_INVALID_ARGUMENT},
+    {"RELAY_ERROR_REASON_UNSUPPORTED_FEATURE", KVRELAY_GRPC_FAILED_PRECONDITION},
+    {"RELAY_ERROR_REASON_POOL_NOT_FOUND", KVRELAY_GRPC_NOT_FOUND},
+    {"RELAY_ERROR_REASON_PRODUCER_CHANGED", KVRELAY_GRPC_FAILED_PRECONDITION},
+    {"RELAY_ERROR_REASON_RESOURCE_LIMIT", KVRELAY_GRPC_RESOURCE_EXHAUSTED},
+    {"RELAY_ERROR_REASON_SUBSCRIBER_LAGGED", KVRELAY_GRPC_RESOURCE_EXHAUSTED},
+    {"RELAY_ERROR_REASON_SNAPSHOT_PROGRESS_TIMEOUT", KVRELAY_GRPC_RESOURCE_EXHAUSTED},
+    {"RELAY_ERROR_REASON_PUBLICATION_UNAVAILABLE", KVRELAY_GRPC_UNAVAILABLE},
+    {"RELAY_ERROR_REASON_INVALID_PUBLICATION", KVRELAY_GRPC_FAILED_PRECONDITION},
+    {"RELAY_ERROR_REASON_INTERNAL", KVRELAY_GRPC_INTERNAL},
+};
+
+#define KVRELAY_REASONS_LEN_ ((int32_t)(sizeof kvrelay_reasons_ / sizeof kvrelay_reasons_[0]))
+
+static bool kvrelay_bytes_are_(const uint8_t *ptr, size_t len, const char *word) {
+  size_t i = 0;
+  while (i < len && word[i] != 0 && ptr[i] == (uint8_t)word[i])
+    i++;
+  return i == len && word[i] == 0;
+}
+
+KVRELAY_API const char *kvrelay_reason_name(int32_t reason) {
+  return reason > 0 && reason < KVRELAY_REASONS_LEN_ ? kvrelay_reasons_[reason].name : NULL;
+}
+
+KVRELAY_API int32_t kvrelay_reason_from_name(const uint8_t *name, size_t len) {
+  for (int32_t i = 1; i < KVRELAY_REASONS_LEN_; i++)
+    if (kvrelay_bytes_are_(name, len, kvrelay_reasons_[i].name))
+      return i;
+  return KVRELAY_REASON_NONE;
+}
+
+KVRELAY_API int32_t kvrelay_reason_status(int32_t reason) {
+  return reason >= 0 && reason < KVRELAY_REASONS_LEN_ ? kvrelay_reasons_[reason].status
+                                                      : KVRELAY_GRPC_INTERNAL;
+}
+
+KVRELAY_API const char *kvrelay_grpc_status_name(int32_t status) {
+  static const char *const names[] = {"OK",
+                                      "CANCELLED",
+                                      "UNKNOWN",
+                                      "INVALID_ARGUMENT",
+                                      "DEADLINE_EXCEEDED",
+                                      "NOT_FOUND",
+                                      "ALREADY_EXISTS",
+                                      "PERMISSION_DENIED",
+                                      "RESOURCE_EXHAUSTED",
+                                      "FAILED_PRECONDITION",
+                                      "ABORTED",
+                                      "OUT_OF_RANGE",
+                                      "UNIMPLEMENTED",
+                                      "INTERNAL",
+                                      "UNAVAILABLE",
+                                      "DATA_LOSS",
+                                      "UNAUTHENTICATED"};
+  return status >= 0 && status <= 16 ? names[status] : "UNKNOWN";
+}
+
+KVRELAY_API const char *kvrelay_condition_name(uint8_t condition) {
+  static const char *const names[] = {"",
+                                      "ContractMarker",
+                                      "ProtocolVersion",
+                                      "MissingField",
+                                      "UnsupportedModelTarget",
+                                      "PoolIdentityVersion",
+                                      "DigestLength",
+                                      "IdentitySource",
+                                      "ZeroFormatField",
+                                      "UnsupportedCkfFormat",
+                                      "BucketCountOverflow",
+                                      "BucketCountTooLarge",
+                                      "UnsupportedBucketCount",
+                                      "ZeroLayoutGeneration",
+                                      "ZeroQueryBlockSize",
+                                      "QueryHashFormat",
+                                      "InvalidText",
+                                      "DuplicateAlias",
+                                      "MissingWorkerRoles",
+                                      "WorkerRole",
+                                      "DuplicateWorkerRole",
+                                      "UnsupportedDuplicateEndpointRole",
+                                      "ReadinessState",
+                                      "MissingTopologyMembers",
+                                      "DuplicateTopologyMember",
+                                      "TopologyNamespaceMismatch",
+                                      "DuplicateAdapter"};
+  return condition < sizeof names / sizeof names[0] ? names[condition] : "";
+}
+
+KVRELAY_API const char *kvrelay_role_name(int32_t role) {
+  static const char *const names[] = {"PREFILL", "DECODE", "ENCODE", "AGGREGATED", "LEGACY"};
+  return role >= KVRELAY_ROLE_PREFILL && role <= KVRELAY_ROLE_LEGACY ? names[role - 1] : NULL;
+}
+
+static const char *const kvrelay_paths_[] = {
+    "/dynamo.kvrelay.v1.KvEventRelay/GetRelayInfo",
+    "/dynamo.kvrelay.v1.KvEventRelay/WatchKvPoolCatalog",
+    "/dynamo.kvrelay.v1.KvEventRelay/SubscribeKvPool",
+    "/dynamo.kvrelay.v1.KvEventRelay/SubscribeServingReadiness",
+    "/dynamo.kvrelay.v1.KvEventRelay/SubscribeKvPoolLoad",
+    "/dynamo.kvrelay.v1.KvEventRelay/SubscribeServingLoad"};
+
+KVRELAY_API const char *kvrelay_method_path(int32_t method) {
+  return method >= KVRELAY_METHOD_GET_RELAY_INFO && method <= KVRELAY_METHOD_SUBSCRIBE_SERVING_LOAD
+             ? kvrelay_paths_[method - 1]
+             : NULL;
+}
+
+KVRELAY_API int32_t kvrelay_method_from_path(const uint8_t *path, size_t len) {
+  for (int32_t method = KVRELAY_METHOD_GET_RELAY_INFO;
+       method <= KVRELAY_METHOD_SUBSCRIBE_SERVING_LOAD; method++)
+    if (kvrelay_bytes_are_(path, len, kvrelay_paths_[method - 1]))
+      return method;
+  return KVRELAY_METHOD_NONE;
+}
+
+/* ---- texts: strict UTF-8, the White_Space property, control characters ---- */
+
+/* One character at ptr[0 .. len); its length in bytes, 0 when these bytes are not UTF-8. */
+static size_t kvrelay_utf8_next_(const uint8_t *ptr, size_t len, uint32_t *code) {
+  uint8_t c = ptr[0];
+  size_t n = c < 0x80                ? 1
+             : c >= 0xC2 && c < 0xE0 ? 2
+             : c >= 0xE0 && c < 0xF0 ? 3
+             : c >= 0xF0 && c < 0xF5 ? 4
+                                     : 0;
+  if (n == 0 || n > len)
+    return 0;
+  uint32_t value = n == 1 ? c : c & (0x7Fu >> n);
+  for (size_t i = 1; i < n; i++) {
+    if ((ptr[i] & 0xC0) != 0x80)
+      return 0;
+    value = value << 6 | (ptr[i] & 0x3Fu);
+  }
+  /* over-long forms of three and four bytes, surrogates, beyond Unicode */
+  if ((n == 3 && value < 0x800) || (n == 4 && value < 0x10000) ||
+      (value >= 0xD800 && value <= 0xDFFF) || value > 0x10FFFF)
+    return 0;
+  *code = value;
+  return n;
+}
+
+KVRELAY_API bool kvrelay_utf8_valid(const uint8_t *ptr, size_t len) {
+  uint32_t code;
+  for (size_t i = 0, n; i < len; i += n) {
+    n = kvrelay_utf8_next_(ptr + i, len - i, &code);
+    if (n == 0)
+      return false;
+  }
+  return true;
+}
+
+static bool kvrelay_white_space_(uint32_t c) {
+  return (c >= 0x09 && c <= 0x0D) || c == 0x20 || c == 0x85 || c == 0xA0 || c == 0x1680 ||
+         (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F ||
+         c == 0x3000;
+}
+
+KVRELAY_API bool kvrelay_text_valid(kvrelay_text text) {
+  uint32_t code = 0;
+  bool first = true;
+  if (text.len == 0)
+    return false;
+  for (size_t i = 0, n; i < text.len; i += n) {
+    n = kvrelay_utf8_next_(text.ptr + i, text.len - i, &code);
+    if (n == 0 || (first && kvrelay_white_space_(code)))
+      return false;
+    first = false;
+  }
+  return !kvrelay_white_space_(code);
+}
+
+KVRELAY_API bool kvrelay_subscriber_id_valid(kvrelay_text id) {
+  uint32_t code;
+  if (id.len == 0 || id.len > KVRELAY_SUBSCRIBER_ID_MAX)
+    return false;
+  for (size_t i = 0, n; i < id.len; i += n) {
+    n = kvrelay_utf8_next_(id.ptr + i, id.len - i, &code);
+    if (n == 0 || code < 0x20 || (code >= 0x7F && code <= 0x9F))
+      return false;
+  }
+  return true;
+}
+
+/* ==== identity (impl) ==== */
+/* BLAKE3 over length-framed parts, the first 16 bytes. */
+
+static void kvrelay_put_u32_(hashfmt_blake3_state *h, uint32_t v) {
+  uint8_t b[4] = {(uint8_t)v, (uint8_t)(v >> 8), (uint8_t)(v >> 16), (uint8_t)(v >> 24)};
+  hashfmt_blake3_update(h, b, 4);
+}
+
+static void kvrelay_put_framed_(hashfmt_blake3_state *h, kvrelay_text t) {
+  kvrelay_put_u32_(h, (uint32_t)t.len);
+  hashfmt_blake3_update(h, t.ptr, t.len);
+}
+
+static kvrelay_text kvrelay_word_(const char *word) {
+  kvrelay_text t = {(const uint8_t *)word, 0};
+  while (word[t.len] != 0)
+    t.len++;
+  return t;
+}
+
+static int kvrelay_text_compare_(kvrelay_text a, kvrelay_text b) {
+  size_t n = a.len < b.len ? a.len : b.len;
+  int order = n == 0 ? 0 : KVRELAY_MEMCMP(a.ptr, b.ptr, n);
+  return order != 0 ? order : (a.len > b.len) - (a.len < b.len);
+}
+
+#define KVRELAY_MAP_MAX_ 32
+
+/* Hashes the entries in ascending order of their keys; any order is given.  At most 32 entries, so
+ * a selection is enough. */
+static int kvrelay_put_map_(hashfmt_blake3_state *h, const kvrelay_map_entry *map, size_t map_len) {
+  const kvrelay_map_entry *last = NULL;
+  if (map_len > KVRELAY_MAP_MAX_)
+    return KVRELAY_ERR_ARG;
+  for (size_t i = 0; i < map_len; i++)
+    if (map[i].key.len < 1 || map[i].key.len > 128 || map[i].value.len < 1 ||
+        map[i].value.len > 1024 || !kvrelay_utf8_valid(map[i].key.ptr, map[i].key.len))
+      return KVRELAY_ERR_ARG;
+  kvrelay_put_u32_(h, (uint32_t)map_len);
+  for (size_t done = 0; done < map_len; done++) {
+    const kvrelay_map_entry *next = NULL;
+    for (size_t i = 0; i < map_len; i++)
+      if ((last == NULL || kvrelay_text_compare_(map[i].key, last->key) > 0) &&
+          (next == NULL || kvrelay_text_compare_(map[i].key, next->key) < 0))
+        next = &map[i];
+    if (next == NULL)
+      return KVRELAY_ERR_ARG; /* a key was repeated */
+    kvrelay_put_framed_(h, next->key);
+    kvrelay_put_framed_(h, next->value);
+    last = next;
+  }
+  return KVRELAY_OK;
+}
+
+static void kvrelay_digest_finish_(const hashfmt_blake3_state *h, bool is_explicit,
+                                   kvrelay_digest *out) {
+  uint8_t full[32];
+  hashfmt_blake3_final(h, full);
+  KVRELAY_MEMSET(out, 0, sizeof *out);
+  KVRELAY_MEMCPY(out->digest, full, KVRELAY_DIGEST_LEN);
+  out->digest_len = KVRELAY_DIGEST_LEN;
+  out->source = is_explicit ? KVRELAY_SOURCE_EXPLICIT : KVRELAY_SOURCE_DEFAULT_DERIVED;
+  out->present = true;
+}
+
+KVRELAY_API int kvrelay_cache_digest(kvrelay_text model_source, const kvrelay_map_entry *map,
+                                     size_t map_len, uint32_t kv_block_size, int32_t hash_format,
+                                     kvrelay_digest *out) {
+  hashfmt_blake3_state h;
+  uint8_t version[2] = {(uint8_t)hash_format, 0};
+  if ((hash_format != HASHFMT_FORMAT_STANDARD && hash_format != HASHFMT_FORMAT_EAGLE) ||
+      (map_len == 0 && model_source.len == 0))
+    return KVRELAY_ERR_ARG;
+  hashfmt_blake3_init(&h);
+  if (map_len != 0) {
+    kvrelay_put_framed_(&h, kvrelay_word_("dynamo/indexer-cache-semantics/explicit/v1"));
+    int err = kvrelay_put_map_(&h, map, map_len);
+    if (err != KVRELAY_OK)
+      return err;
+  } else {
+    kvrelay_put_framed_(&h, kvrelay_word_("dynamo/indexer-cache-semantics/default/v1"));
+    kvrelay_put_u32_(&h, 1);
+    kvrelay_put_framed_(&h, model_source);
+  }
+  kvrelay_put_u32_(&h, kv_block_size);
+  hashfmt_blake3_update(&h, version, 2);
+  kvrelay_digest_finish_(&h, map_len != 0, out);
+  return KVRELAY_OK;
+}
+
+KVRELAY_API int kvrelay_scope_digest(const kvrelay_endpoint *endpoint, const kvrelay_map_entry *map,
+                                     size_t map_len, kvrelay_digest *out) {
+  hashfmt_blake3_state h;
+  hashfmt_blake3_init(&h);
+  if (map_len != 0) {
+    kvrelay_put_framed_(&h, kvrelay_word_("dynamo/indexer-routing-scope/explicit/v1"));
+    int err = kvrelay_put_map_(&h, map, map_len);
+    if (err != KVRELAY_OK)
+      return err;
+  } else {
+    kvrelay_put_framed_(&h, kvrelay_word_("dynamo/indexer-routing-scope/default/v1"));
+    kvrelay_put_u32_(&h, 3);
+    kvrelay_put_framed_(&h, endpoint->namespace_);
+    kvrelay_put_framed_(&h, endpoint->component);
+    kvrelay_put_framed_(&h, endpoint->endpoint);
+  }
+  kvrelay_digest_finish_(&h, map_len != 0, out);
+  return KVRELAY_OK;
+}
+
+KVRELAY_API int kvrelay_dc_id(kvrelay_text name, uint64_t *out) {
+  hashfmt_blake3_state h;
+  uint8_t full[32];
+  kvrelay_text prefix = kvrelay_word_("dynamo/indexer-dc/v1");
+  if (!kvrelay_text_valid(name))
+    return KVRELAY_ERR_ARG;
+  hashfmt_blake3_init(&h);
+  hashfmt_blake3_update(&h, prefix.ptr, prefix.len); /* not framed, unlike every other part */
+  kvrelay_put_framed_(&h, name);
+  hashfmt_blake3_final(&h, full);
+  *out = 0;
+  for (int i = 7; i >= 0; i--)
+    *out = *out << 8 | full[i];
+  return KVRELAY_OK;
+}
+
+/* ==== validation (impl) ==== */
+/* Straight lists in the contract's order, the first failure wins. */
+
+static kvrelay_verdict kvrelay_verdict_(uint8_t class_, uint8_t condition, const char *field,
+                                        uint64_t value) {
+  kvrelay_verdict v;
+  v.class_ = class_;
+  v.condition = condition;
+  v.field = field;
+  v.value = value;
+  return v;
+}
+
+#define KVRELAY_FINE_ kvrelay_verdict_(KVRELAY_CLASS_OK, KVRELAY_COND_OK, "", 0)
+#define KVRELAY_INVALID_(COND, FIELD, VALUE)                                                       \
+  kvrelay_verdict_(KVRELAY_CLASS_INVALID, KVRELAY_COND_##COND, (FIELD), (VALUE))
+#define KVRELAY_UNSUPPORTED_(COND, FIELD, VALUE)                                                   \
+  kvrelay_verdict_(KVRELAY_CLASS_UNSUPPORTED, KVRELAY_COND_##COND, (FIELD), (VALUE))
+/* Returns from the validator when a part of it failed. */
+#define KVRELAY_REQUIRE_(CALL)                                                                     \
+  do {                                                                                             \
+    const kvrelay_verdict part_ = (CALL);                                                          \
+    if (part_.class_ != KVRELAY_CLASS_OK)                                                          \
+      return part_;                                                                                \
+  } while (0)
+
+/*
+ * Remembers which hashes were seen.  A list of peer texts is searched for a repeat only when the
+ * bit of its hash is taken, so long lists cost little more than one pass.
+ */
+typedef struct kvrelay_seen_ {
+  uint64_t bits[128];
+} kvrelay_seen_;
+
+static bool kvrelay_seen_before_(kvrelay_seen_ *seen, uint64_t hash) {
+  uint64_t *word = &seen->bits[(hash >> 6) & 127], bit = (uint64_t)1 << (hash & 63);
+  bool before = (*word & bit) != 0;
+  *word |= bit;
+  return before;
+}
+
+static uint64_t kvrelay_text_hash_(kvrelay_text t, uint64_t seed) {
+  static const uint8_t nothing = 0;
+  return hashfmt_hash64(t.len == 0 ? &nothing : t.ptr, t.len, seed);
+}
+
+KVRELAY_API kvrelay_verdict kvrelay_check_envelope(const kvrelay_envelope *m) {
+  if (m->contract_marker != KVRELAY_CONTRACT_MARKER)
+    return kvrelay_verdict_(KVRELAY_CLASS_ENVELOPE, KVRELAY_COND_CONTRACT_MARKER, "contract_marker",
+                            m->contract_marker);
+  if (m->protocol_version != KVRELAY_WIRE_VERSION)
+    return kvrelay_verdict_(KVRELAY_CLASS_ENVELOPE, KVRELAY_COND_PROTOCOL_VERSION,
+                            "protocol_version", m->protocol_version);
+  return KVRELAY_FINE_;
+}
+
+static kvrelay_verdict kvrelay_check_digest_(const kvrelay_digest *m, const char *field) {
+  if (!m->present)
+    return KVRELAY_INVALID_(MISSING_FIELD, field, 0);
+  if (m->digest_len != KVRELAY_DIGEST_LEN)
+    return KVRELAY_INVALID_(DIGEST_LENGTH, field, m->digest_len);
+  if (m->source == 0)
+    return KVRELAY_INVALID_(IDENTITY_SOURCE, field, 0);
+  if (m->source != KVRELAY_SOURCE_DEFAULT_DERIVED && m->source != KVRELAY_SOURCE_EXPLICIT)
+    return KVRELAY_UNSUPPORTED_(IDENTITY_SOURCE, field, (uint64_t)(int64_t)m->source);
+  return KVRELAY_FINE_;
+}
+
+KVRELAY_API kvrelay_verdict kvrelay_check_pool_id(const kvrelay_pool_id *m) {
+  if (m->identity_version == 0)
+    return KVRELAY_INVALID_(POOL_IDENTITY_VERSION, "pool_id", 0);
+  if (m->identity_version != 1)
+    return KVRELAY_UNSUPPORTED_(POOL_IDENTITY_VERSION, "pool_id", m->identity_version);
+  if (!m->domain.present)
+    return KVRELAY_INVALID_(MISSING_FIELD, "pool_id.indexer_domain", 0);
+  KVRELAY_REQUIRE_(kvrelay_check_digest_(&m->domain.cache_semantics, "cache_semantics"));
+  return kvrelay_check_digest_(&m->domain.routing_scope, "routing_scope");
+}
+
+KVRELAY_API kvrelay_verdict kvrelay_check_ckf_format(const kvrelay_ckf_format *m) {
+  if (m->format_version == 0)
+    return KVRELAY_INVALID_(ZERO_FORMAT_FIELD, "format_version", 0);
+  if (m->bucket_count == 0)
+    return KVRELAY_INVALID_(ZERO_FORMAT_FIELD, "bucket_count", 0);
+  if (m->fingerprint_bits == 0)
+    return KVRELAY_INVALID_(ZERO_FORMAT_FIELD, "fingerprint_bits", 0);
+  if (m->slots_per_bucket == 0)
+    return KVRELAY_INVALID_(ZERO_FORMAT_FIELD, "slots_per_bucket", 0);
+  if (m->format_version != CKF_FORMAT_VERSION)
+    return KVRELAY_UNSUPPORTED_(UNSUPPORTED_CKF_FORMAT, "format_version", m->format_version);
+  if (m->fingerprint_bits != CKF_FINGERPRINT_BITS)
+    return KVRELAY_UNSUPPORTED_(UNSUPPORTED_CKF_FORMAT, "fingerprint_bits", m->fingerprint_bits);
+  if (m->slots_per_bucket != CKF_SLOTS_PER_BUCKET)
+    return KVRELAY_UNSUPPORTED_(UNSUPPORTED_CKF_FORMAT, "slots_per_bucket", m->slots_per_bucket);
+  if (m->bucket_count > SIZE_MAX)
+    return KVRELAY_UNSUPPORTED_(BUCKET_COUNT_OVERFLOW, "bucket_count", m->bucket_count);
+  if (m->bucket_count > CKF_MAX_BUCKETS)
+    return KVRELAY_UNSUPPORTED_(BUCKET_COUNT_TOO_LARGE, "bucket_count", m->bucket_count);
+  if (m->bucket_count < 2 || (m->bucket_count & (m->bucket_count - 1)) != 0)
+    return KVRELAY_INVALID_(UNSUPPORTED_BUCKET_COUNT, "bucket_count", m->bucket_count);
+  return KVRELAY_FINE_;
+}
+
+KVRELAY_API kvrelay_verdict kvrelay_check_producer(const kvrelay_producer *m) {
+  if (!m->pool_id.present)
+    return KVRELAY_INVALID_(MISSING_FIELD, "pool_id", 0);
+  KVRELAY_REQUIRE_(kvrelay_check_pool_id(&m->pool_id));
+  if (m->layout_generation == 0)
+    return KVRELAY_INVALID_(ZERO_LAYOUT_GENERATION, "layout_generation", 0);
+  if (!m->ckf_format.present)
+    return KVRELAY_INVALID_(MISSING_FIELD, "ckf_format", 0);
+  return kvrelay_check_ckf_format(&m->ckf_format);
+}
+
+KVRELAY_API kvrelay_verdict kvrelay_check_endpoint(const kvrelay_endpoint *m) {
+  if (!kvrelay_text_valid(m->namespace_))
+    return KVRELAY_INVALID_(INVALID_TEXT, "namespace", 0);
+  if (!kvrelay_text_valid(m->component))
+    return KVRELAY_INVALID_(INVALID_TEXT, "component", 0);
+  if (!kvrelay_text_valid(m->endpoint))
+    return KVRELAY_INVALID_(INVALID_TEXT, "endpoint", 0);
+  return KVRELAY_FINE_;
+}
+
+static kvrelay_verdict kvrelay_check_target_(const kvrelay_target *m) {
+  if (!m->present)
+    return KVRELAY_INVALID_(MISSING_FIELD, "target", 0);
+  if (m->kind != KVRELAY_TARGET_BASE && m->kind != KVRELAY_TARGET_LORA)
+    return KVRELAY_UNSUPPORTED_(UNSUPPORTED_MODEL_TARGET, "target", 0);
+  if (!kvrelay_text_valid(m->base_model))
+    return KVRELAY_INVALID_(INVALID_TEXT, "base_model", 0);
+  if (m->kind == KVRELAY_TARGET_LORA && !kvrelay_text_valid(m->adapter))
+    return KVRELAY_INVALID_(INVALID_TEXT, "adapter", 0);
+  return KVRELAY_FINE_;
+}
+
+KVRELAY_API kvrelay_verdict kvrelay_check_registration(const kvrelay_registration *m) {
+  kvrelay_seen_ seen;
+  if (!kvrelay_text_valid(m->canonical_model_id))
+    return KVRELAY_INVALID_(INVALID_TEXT, "canonical_model_id", 0);
+  KVRELAY_REQUIRE_(kvrelay_check_target_(&m->target));
+  KVRELAY_MEMSET(&seen, 0, sizeof seen);
+  for (size_t i = 0; i < m->aliases_len; i++) {
+    if (!kvrelay_text_valid(m->aliases[i]))
+      return KVRELAY_INVALID_(INVALID_TEXT, "aliases", i);
+    if (!kvrelay_seen_before_(&seen, kvrelay_text_hash_(m->aliases[i], 0)))
+      continue;
+    for (size_t j = 0; j < i; j++)
+      if (kvrelay_text_equal(m->aliases[i], m->aliases[j]))
+        return KVRELAY_INVALID_(DUPLICATE_ALIAS, "aliases", i);
+  }
+  return KVRELAY_FINE_;
+}
+
+KVRELAY_API kvrelay_verdict kvrelay_check_semantics(const kvrelay_semantics *m) {
+  if (m->kv_block_size == 0)
+    return KVRELAY_INVALID_(ZERO_QUERY_BLOCK_SIZE, "kv_block_size", 0);
+  if (m->hash_format == HASHFMT_FORMAT_UNSPECIFIED)
+    return KVRELAY_INVALID_(QUERY_HASH_FORMAT, "hash_format", 0);
+  if (m->hash_format != HASHFMT_FORMAT_STANDARD && m->hash_format != HASHFMT_FORMAT_EAGLE)
+    return KVRELAY_UNSUPPORTED_(QUERY_HASH_FORMAT, "hash_format",
+                                (uint64_t)(int64_t)m->hash_format);
+  return KVRELAY_FINE_;
+}
+
+static kvrelay_verdict kvrelay_check_roles_(kvrelay_roles roles, const char *field) {
+  uint32_t seen = 0;
+  for (size_t i = 0; i < roles.len; i++) {
+    int32_t role = roles.ptr[i];
+    if (role == 0)
+      return KVRELAY_INVALID_(WORKER_ROLE, field, 0);
+    if (role < KVRELAY_ROLE_PREFILL || role > KVRELAY_ROLE_LEGACY)
+      return KVRELAY_UNSUPPORTED_(WORKER_ROLE, field, (uint64_t)(int64_t)role);
+    if ((seen >> role & 1) != 0)
+      return KVRELAY_INVALID_(DUPLICATE_WORKER_ROLE, field, (uint64_t)role);
+    seen |= (uint32_t)1 << role;
+  }
+  return KVRELAY_FINE_;
+}
+
+static kvrelay_verdict kvrelay_check_some_roles_(kvrelay_roles roles, const char *field) {
+  if (roles.len == 0)
+    return KVRELAY_INVALID_(MISSING_WORKER_ROLES, field, 0);
+  return kvrelay_check_roles_(roles, field);
+}
+
+KVRELAY_API kvrelay_verdict kvrelay_check_descriptor(const kvrelay_descriptor *m) {
+  if (!m->producer.present)
+    return KVRELAY_INVALID_(MISSING_FIELD, "producer", 0);
+  KVRELAY_REQUIRE_(kvrelay_check_producer(&m->producer));
+  if (!m->serving_endpoint.present)
+    return KVRELAY_INVALID_(MISSING_FIELD, "serving_endpoint", 0);
+  KVRELAY_REQUIRE_(kvrelay_check_endpoint(&m->serving_endpoint));
+  if (!m->query_semantics.present)
+    return KVRELAY_INVALID_(MISSING_FIELD, "query_semantics", 0);
+  KVRELAY_REQUIRE_(kvrelay_check_semantics(&m->query_semantics));
+  for (size_t i = 0; i < m->registrations_len; i++)
+    KVRELAY_REQUIRE_(kvrelay_check_registration(&m->registrations[i]));
+  return kvrelay_check_some_roles_(m->pool_roles, "pool_roles");
+}
+
+static kvrelay_verdict kvrelay_check_state_(int32_t state, const char *field) {
+  if (state < KVRELAY_READY_UNKNOWN || state > KVRELAY_READY_READY)
+    return KVRELAY_UNSUPPORTED_(READINESS_STATE, field, (uint64_t)(int64_t)state);
+  return KVRELAY_FINE_;
+}
+
+static bool kvrelay_endpoint_equal_(const kvrelay_endpoint *a, const kvrelay_endpoint *b) {
+  return kvrelay_text_equal(a->namespace_, b->namespace_) &&
+         kvrelay_text_equal(a->component, b->component) &&
+         kvrelay_text_equal(a->endpoint, b->endpoint);
+}
+
+static kvrelay_verdict kvrelay_check_members_(const kvrelay_topology_entry *m) {
+  kvrelay_seen_ seen;
+  KVRELAY_MEMSET(&seen, 0, sizeof seen);
+  if (m->members_len == 0)
+    return KVRELAY_INVALID_(MISSING_TOPOLOGY_MEMBERS, "members", 0);
+  for (size_t i = 0; i < m->members_len; i++) {
+    const kvrelay_topology_member *member = &m->members[i];
+    if (!member->endpoint.present)
+      return KVRELAY_INVALID_(MISSING_FIELD, "members.endpoint", i);
+    KVRELAY_REQUIRE_(kvrelay_check_endpoint(&member->endpoint));
+    if (!kvrelay_text_equal(member->endpoint.namespace_, m->namespace_))
+      return KVRELAY_INVALID_(TOPOLOGY_NAMESPACE_MISMATCH, "members.endpoint", i);
+    KVRELAY_REQUIRE_(kvrelay_check_some_roles_(member->roles, "members.roles"));
+    if (member->pool_id.present) {
+      kvrelay_verdict link = kvrelay_check_pool_id(&member->pool_id);
+      if (link.class_ != KVRELAY_CLASS_OK) {
+        link.field = "members.pool_id";
+        return link;
+      }
+    }
+    uint64_t hash = kvrelay_text_hash_(member->endpoint.component, 0);
+    if (!kvrelay_seen_before_(&seen, kvrelay_text_hash_(member->endpoint.endpoint, hash)))
+      continue;
+    for (size_t j = 0; j < i; j++)
+      if (kvrelay_endpoint_equal_(&member->endpoint, &m->members[j].endpoint))
+        return KVRELAY_INVALID_(DUPLICATE_TOPOLOGY_MEMBER, "members", i);
+  }
+  return KVRELAY_FINE_;
+}
+
+static kvrelay_verdict kvrelay_check_adapters_(const kvrelay_topology_entry *m) {
+  kvrelay_seen_ seen;
+  KVRELAY_MEMSET(&seen, 0, sizeof seen);
+  for (size_t i = 0; i < m->adapters_len; i++) {
+    const kvrelay_adapter_readiness *a = &m->adapters[i];
+    if (!kvrelay_text_valid(a->canonical_model_id))
+      return KVRELAY_INVALID_(INVALID_TEXT, "adapters.canonical_model_id", i);
+    KVRELAY_REQUIRE_(kvrelay_check_state_(a->state, "adapters.state"));
+    KVRELAY_REQUIRE_(kvrelay_check_roles_(a->missing_roles, "adapters.missing_roles"));
+    if (!kvrelay_seen_before_(&seen, kvrelay_text_hash_(a->canonical_model_id, 0)))
+      continue;
+    for (size_t j = 0; j < i; j++)
+      if (kvrelay_text_equal(a->canonical_model_id, m->adapters[j].canonical_model_id))
+        return KVRELAY_INVALID_(DUPLICATE_ADAPTER, "adapters", i);
+  }
+  return KVRELAY_FINE_;
+}
+
+KVRELAY_API kvrelay_verdict kvrelay_check_topology_entry(const kvrelay_topology_entry *m) {
+  if (!kvrelay_text_valid(m->namespace_))
+    return KVRELAY_INVALID_(INVALID_TEXT, "namespace", 0);
+  if (!kvrelay_text_valid(m->canonical_model_id))
+    return KVRELAY_INVALID_(INVALID_TEXT, "canonical_model_id", 0);
+  KVRELAY_REQUIRE_(kvrelay_check_state_(m->state, "state"));
+  KVRELAY_REQUIRE_(kvrelay_check_roles_(m->present_roles, "present_roles"));
+  KVRELAY_REQUIRE_(kvrelay_check_roles_(m->missing_roles, "missing_roles"));
+  KVRELAY_REQUIRE_(kvrelay_check_roles_(m->duplicate_role_endpoints, "duplicate_role_endpoints"));
+  for (size_t i = 0; i < m->duplicate_role_endpoints.len; i++)
+    if (m->duplicate_role_endpoints.ptr[i] > KVRELAY_ROLE_DECODE)
+      return KVRELAY_INVALID_(UNSUPPORTED_DUPLICATE_ENDPOINT_ROLE, "duplicate_role_endpoints",
+                              (uint64_t)m->duplicate_role_endpoints.ptr[i]);
+  KVRELAY_REQUIRE_(kvrelay_check_members_(m));
+  return kvrelay_check_adapters_(m);
+}
+
+/* ---- keys ---- */
+
+static int kvrelay_u64_compare_(uint64_t a, uint64_t b) { return (a > b) - (a < b); }
+
+static int kvrelay_digest_compare_(const kvrelay_digest *a, const kvrelay_digest *b) {
+  int order = KVRELAY_MEMCMP(a->digest, b->digest, KVRELAY_DIGEST_LEN);
+  return order != 0 ? order : (a->source > b->source) - (a->source < b->source);
+}
+
+KVRELAY_API int kvrelay_pool_id_compare(const kvrelay_pool_id *a, const kvrelay_pool_id *b) {
+  int order = kvrelay_digest_compare_(&a->domain.cache_semantics, &b->domain.cache_semantics);
+  if (order == 0)
+    order = kvrelay_digest_compare_(&a->domain.routing_scope, &b->domain.routing_scope);
+  if (order == 0)
+    order = kvrelay_u64_compare_(a->dc_id, b->dc_id);
+  return order;
+}
+
+KVRELAY_API bool kvrelay_pool_id_equal(const kvrelay_pool_id *a, const kvrelay_pool_id *b) {
+  return a->identity_version == b->identity_version && kvrelay_pool_id_compare(a, b) == 0;
+}
+
+KVRELAY_API bool kvrelay_producer_equal(const kvrelay_producer *a, const kvrelay_producer *b) {
+  return kvrelay_pool_id_equal(&a->pool_id, &b->pool_id) &&
+         a->producer_incarnation == b->producer_incarnation &&
+         a->layout_generation == b->layout_generation &&
+         a->ckf_format.format_version == b->ckf_format.format_version &&
+         a->ckf_format.seed == b->ckf_format.seed &&
+         a->ckf_format.bucket_count == b->ckf_format.bucket_count &&
+         a->ckf_format.fingerprint_bits == b->ckf_format.fingerprint_bits &&
+         a->ckf_format.slots_per_bucket == b->ckf_format.slots_per_bucket;
+}
+
+static char *kvrelay_hex_(char *out, const uint8_t *bytes, size_t len) {
+  static const char digits[] = "0123456789abcdef";
+  for (size_t i = 0; i < len; i++) {
+    *out++ = digits[bytes[i] >> 4];
+    *out++ = digits[bytes[i] & 15];
+  }
+  return out;
+}
+
+KVRELAY_API void kvrelay_pool_id_format(const kvrelay_pool_id *id,
+                                        char out[KVRELAY_POOL_NAME_CAP]) {
+  uint8_t dc[8];
+  char *end = kvrelay_hex_(out, id->domain.cache_semantics.digest, KVRELAY_DIGEST_LEN);
+  *end++ = ':';
+  end = kvrelay_hex_(end, id->domain.routing_scope.digest, KVRELAY_DIGEST_LEN);
+  *end++ = '/';
+  for (int i = 0; i < 8; i++)
+    dc[i] = (uint8_t)(id->dc_id >> (56 - 8 * i));
+  end = kvrelay_hex_(end, dc, 8);
+  *end = 0;
+}
+
+/* ---- status texts: put together without stdio ---- */
+
+/* Appends as much of `text` as fits. */
+static void kvrelay_status_add_(kvrelay_status *s, const char *text) {
+  size_t n = 0;
+  while (s->text[n] != 0)
+    n++;
+  while (*text != 0 && n + 1 < sizeof s->text)
+    s->text[n++] = *text++;
+  s->text[n] = 0;
+}
+
+static void kvrelay_status_add_u64_(kvrelay_status *s, uint64_t value) {
+  char digits[21];
+  size_t at = sizeof digits;
+  digits[--at] = 0;
+  do
+    digits[--at] = (char)('0' + value % 10);
+  while ((value /= 10) != 0);
+  kvrelay_status_add_(s, digits + at);
+}
+
+/* A status with the gRPC code of its reason. */
+static void kvrelay_status_set_(kvrelay_status *s, int32_t reason, const char *text) {
+  KVRELAY_MEMSET(s, 0, sizeof *s);
+  s->reason = reason;
+  s->grpc = reason == KVRELAY_REASON_NONE ? KVRELAY_GRPC_OK : kvrelay_reason_status(reason);
+  kvrelay_status_add_(s, text);
+}
+
+/* ==== relay (impl) ==== */
+/*
+ * One thread, so the producer's own words are the mirror: a cut copies them into a snapshot slot,
+ * already encoded.  Deltas are encoded once into a ring of the pool; a subscriber is nothing but a
+ * cursor into it, so publishing costs the same for one and for a thousand.  The ring keeps what one
+ * subscriber may have waiting; a cursor that it has overtaken is a subscriber that lags.
+ */
+
+#define KVRELAY_NIL_ UINT32_MAX
+#define KVRELAY_FRAME_COST_                                                                        \
+  256 /* what a queued frame counts beside its payload (contract 10.1)                             \
+       */
+
+enum {
+  KVRELAY_PHASE_FREE_ = 0,
+  KVRELAY_PHASE_ANSWER_, /* info */
+  KVRELAY_PHASE_CATALOG_,
+  KVRELAY_PHASE_WAIT_, /* for a snapshot permit */
+  KVRELAY_PHASE_SNAPSHOT_,
+  KVRELAY_PHASE_LIVE_,
+  KVRELAY_PHASE_ENDED_ /* pull says END until the call is closed */
+};
+
+KVRELAY_API kvrelay_relay_config kvrelay_relay_config_default(void) {
+  kvrelay_relay_config c;
+  KVRELAY_MEMSET(&c, 0, sizeof c);
+  c.max_pools = 65536;
+  c.max_info_calls = 1024;
+  c.max_catalog_subscribers = 64;
+  c.max_pool_streams = 64;
+  c.max_subscribers_per_pool = 64;
+  c.max_hubs = 64;
+  c.queue_frames = 16;
+  c.queue_bytes = 16777216;
+  c.encoding_concurrency = 2;
+  c.max_bucket_count = 524288;
+  c.chunk_buckets = 262144;
+  c.publication_threshold = 16;
+  c.publication_delay_ns = 1000000;
+  c.heartbeat_ns = 10000000000u;
+  c.snapshot_progress_ns = 60000000000u;
+  return c;
+}
+
+/* Hands out aligned pieces of a block; with base NULL it only counts. */
+typedef struct kvrelay_bump_ {
+  uint8_t *base;
+  size_t used;
+  bool overflow;
+} kvrelay_bump_;
+
+static void *kvrelay_bump_take_(kvrelay_bump_ *b, size_t count, size_t size) {
+  size_t at = (b->used + 15) & ~(size_t)15;
+  if (count != 0 && size > (SIZE_MAX / 2 - at) / count) {
+    b->overflow = true;
+    return NULL;
+  }
+  b->used = at + count * size;
+  return b->base == NULL ? NULL : b->base + at;
+}
+
+/* The block may start anywhere; sizes include the room to align it. */
+static uint8_t *kvrelay_align_(void *mem) {
+  return (uint8_t *)mem + ((16 - ((uintptr_t)mem & 15)) & 15);
+}
+
+static bool kvrelay_relay_config_valid_(const kvrelay_relay_config *c) {
+  return c->max_pools >= 1 && c->max_pools <= 65536 && c->max_info_calls >= 1 &&
+         c->max_catalog_subscribers >= 1 && c->max_pool_streams >= 1 &&
+         c->max_subscribers_per_pool >= 1 && c->max_hubs >= 1 && c->queue_frames >= 1 &&
+         c->queue_bytes >= 4194624 && c->encoding_concurrency >= 1 && c->max_bucket_count >= 2 &&
+         c->max_bucket_count <= CKF_MAX_BUCKETS &&
+         (c->max_bucket_count & (c->max_bucket_count - 1)) == 0 && c->chunk_buckets >= 64 &&
+         c->chunk_buckets <= 524288 && c->publication_threshold >= 1 &&
+         c->publication_delay_ns >= 1 && c->heartbeat_ns >= 1 && c->snapshot_progress_ns >= 1 &&
+         (uint64_t)c->max_info_calls + c->max_catalog_subscribers + c->max_pool_streams <
+             KVRELAY_NIL_;
+}
+
+/* Places everything in `mem`, or only counts it; 0 = impossible. */
+static size_t kvrelay_relay_place_(kvrelay_relay *r, const kvrelay_relay_config *c, uint8_t *mem) {
+  kvrelay_bump_ b = {mem, 0, false};
+  size_t images =
+      c->max_bucket_count < CKF_CBI1_MAX_IMAGES ? (size_t)c->max_bucket_count : CKF_CBI1_MAX_IMAGES;
+  uint32_t streams = c->max_info_calls + c->max_catalog_subscribers + c->max_pool_streams;
+  ckf_format largest = {0, c->max_bucket_count};
+  size_t slot_bytes =
+      8 * (size_t)c->max_bucket_count +
+      CKF_CBI1_SNAPSHOT_PREFIX_BYTES * (size_t)ckf_cbi1_chunk_count(&largest, c->chunk_buckets);
+  r->pools_ = (kvrelay_pool **)kvrelay_bump_take_(&b, c->max_pools, sizeof *r->pools_);
+  r->view_ = (kvrelay_descriptor *)kvrelay_bump_take_(&b, c->max_pools, sizeof *r->view_);
+  r->streams_ = (kvrelay_call_ *)kvrelay_bump_take_(&b, streams, sizeof *r->streams_);
+  r->slots_ = (kvrelay_cut_ *)kvrelay_bump_take_(&b, c->encoding_concurrency, sizeof *r->slots_);
+  for (uint32_t i = 0; i < c->encoding_concurrency && !b.overflow; i++) {
+    uint8_t *bytes = (uint8_t *)kvrelay_bump_take_(&b, slot_bytes, 1);
+    if (mem != NULL) {
+      r->slots_[i].bytes_ = bytes;
+      r->slots_[i].used_ = false;
+    }
+  }
+  r->frame_bytes_ = ckf_cbi1_delta_size(images);
+  r->ring_bytes_ = c->queue_frames < c->queue_bytes / r->frame_bytes_
+                       ? c->queue_frames * r->frame_bytes_
+                       : c->queue_bytes;
+  r->streams_len_ = streams;
+  return b.overflow ? 0 : b.used + 16;
+}
+
+KVRELAY_API size_t kvrelay_relay_mem_size(const kvrelay_relay_config *cfg) {
+  kvrelay_relay scratch;
+  return kvrelay_relay_config_valid_(cfg) ? kvrelay_relay_place_(&scratch, cfg, NULL) : 0;
+}
+
+KVRELAY_API int kvrelay_relay_init_abi(kvrelay_relay *relay, size_t relay_size,
+                                       const kvrelay_relay_config *cfg, void *mem, size_t mem_len,
+                                       uint64_t now_ns) {
+  (void)now_ns;
+  if (relay_size != sizeof *relay)
+    return KVRELAY_ERR_ABI;
+  size_t need = kvrelay_relay_mem_size(cfg);
+  if (need == 0 || mem == NULL)
+    return KVRELAY_ERR_ARG;
+  if (mem_len < need)
+    return KVRELAY_ERR_NOSPACE;
+  KVRELAY_MEMSET(relay, 0, sizeof *relay);
+  relay->cfg_ = *cfg;
+  (void)kvrelay_relay_place_(relay, cfg, kvrelay_align_(mem));
+  KVRELAY_MEMSET(relay->streams_, 0, relay->streams_len_ * sizeof *relay->streams_);
+  for (uint32_t i = 0; i < relay->streams_len_; i++)
+    relay->streams_[i].next_ = i + 1 < relay->streams_len_ ? i + 1 : KVRELAY_NIL_;
+  for (int i = 0; i < KVRELAY_LISTS_; i++)
+    relay->lists_[i].head_ = relay->lists_[i].tail_ = KVRELAY_NIL_;
+  relay->ready_head_ = relay->ready_tail_ = KVRELAY_NIL_;
+  relay->generation_ = 1;
+  return KVRELAY_OK;
+}
+
+/* ---- lists of streams ---- */
+
+static uint32_t kvrelay_call_index_(const kvrelay_relay *r, const kvrelay_call_ *s) {
+  return (uint32_t)(s - r->streams_);
+}
+
+static void kvrelay_list_leave_(kvrelay_relay *r, kvrelay_call_ *s) {
+  kvrelay_list_ *list = &r->lists_[s->list_];
+  if (s->list_ == KVRELAY_LIST_NONE_)
+    return;
+  if (s->prev_ != KVRELAY_NIL_)
+    r->streams_[s->prev_].next_ = s->next_;
+  else
+    list->head_ = s->next_;
+  if (s->next_ != KVRELAY_NIL_)
+    r->streams_[s->next_].prev_ = s->prev_;
+  else
+    list->tail_ = s->prev_;
+  list->len_--;
+  s->list_ = KVRELAY_LIST_NONE_;
+}
+
+/* Moves a stream to the end of a list; lists with one time limit are therefore ordered by their
+ * deadline. */
+static void kvrelay_list_join_(kvrelay_relay *r, kvrelay_call_ *s, uint8_t which) {
+  kvrelay_list_ *list = &r->lists_[which];
+  uint32_t i = kvrelay_call_index_(r, s);
+  kvrelay_list_leave_(r, s);
+  s->list_ = which;
+  s->prev_ = list->tail_;
+  s->next_ = KVRELAY_NIL_;
+  if (list->tail_ != KVRELAY_NIL_)
+    r->streams_[list->tail_].next_ = i;
+  else
+    list->head_ = i;
+  list->tail_ = i;
+  list->len_++;
+}
+
+static void kvrelay_ready_leave_(kvrelay_relay *r, kvrelay_call_ *s) {
+  if (!s->queued_)
+    return;
+  if (s->ready_prev_ != KVRELAY_NIL_)
+    r->streams_[s->ready_prev_].ready_next_ = s->ready_next_;
+  else
+    r->ready_head_ = s->ready_next_;
+  if (s->ready_next_ != KVRELAY_NIL_)
+    r->streams_[s->ready_next_].ready_prev_ = s->ready_prev_;
+  else
+    r->ready_tail_ = s->ready_prev_;
+  s->queued_ = false;
+}
+
+/* The call has become worth pulling: named once after each NONE. */
+static void kvrelay_wake_(kvrelay_relay *r, kvrelay_call_ *s) {
+  uint32_t i = kvrelay_call_index_(r, s);
+  if (!s->waiting_)
+    return;
+  s->waiting_ = false;
+  if (s->queued_)
+    return;
+  s->queued_ = true;
+  s->ready_prev_ = r->ready_tail_;
+  s->ready_next_ = KVRELAY_NIL_;
+  if (r->ready_tail_ != KVRELAY_NIL_)
+    r->streams_[r->ready_tail_].ready_next_ = i;
+  else
+    r->ready_head_ = i;
+  r->ready_tail_ = i;
+}
+
+/* ---- subscribers of a pool ---- */
+
+static void kvrelay_pool_attach_(kvrelay_relay *r, kvrelay_pool *p, kvrelay_call_ *s) {
+  s->pool_prev_ = KVRELAY_NIL_;
+  s->pool_next_ = p->first_stream_;
+  if (p->first_stream_ != KVRELAY_NIL_)
+    r->streams_[p->first_stream_].pool_prev_ = kvrelay_call_index_(r, s);
+  p->first_stream_ = kvrelay_call_index_(r, s);
+  s->pool_ = p;
+}
+
+static void kvrelay_pool_detach_(kvrelay_relay *r, kvrelay_call_ *s) {
+  kvrelay_pool *p = s->pool_;
+  if (p == NULL)
+    return;
+  if (s->pool_prev_ != KVRELAY_NIL_)
+    r->streams_[s->pool_prev_].pool_next_ = s->pool_next_;
+  else
+    p->first_stream_ = s->pool_next_;
+  if (s->pool_next_ != KVRELAY_NIL_)
+    r->streams_[s->pool_next_].pool_prev_ = s->pool_prev_;
+  s->pool_ = NULL;
+}
+
+static void kvrelay_cut_release_(kvrelay_relay *r, kvrelay_call_ *s) {
+  if (s->phase_ != KVRELAY_PHASE_SNAPSHOT_)
+    return;
+  r->slots_[s->slot_].used_ = false;
+  r->slots_used_--;
+}
+
+/* Takes the stream out of everything but its own slot in the table and its permit. */
+static void kvrelay_call_leave_(kvrelay_relay *r, kvrelay_call_ *s) {
+  kvrelay_cut_release_(r, s);
+  kvrelay_list_leave_(r, s);
+  if (s->pool_ != NULL) {
+    if (s->phase_ == KVRELAY_PHASE_WAIT_)
+      s->pool_->waiting_--;
+    else
+      s->pool_->subscribers_--;
+  }
+  kvrelay_pool_detach_(r, s);
+}
+
+/* Ends a call from our side; its permit stays until the transport closes it.  reason NONE = OK. */
+static void kvrelay_call_end_(kvrelay_relay *r, kvrelay_call_ *s, int32_t reason, const char *text,
+                              uint64_t number) {
+  if (s->phase_ == KVRELAY_PHASE_WAIT_)
+    r->stats_.refused[reason]++;
+  if (s->pool_ != NULL && reason != KVRELAY_REASON_NONE)
+    kvrelay_pool_id_format(&s->pool_->descriptor_.producer.pool_id, s->end_pool_);
+  kvrelay_call_leave_(r, s);
+  s->phase_ = KVRELAY_PHASE_ENDED_;
+  s->end_reason_ = reason;
+  s->end_text_ = text;
+  s->end_number_ = number;
+  kvrelay_wake_(r, s);
+}
+
+static void kvrelay_pool_end_streams_(kvrelay_relay *r, kvrelay_pool *p, int32_t reason,
+                                      const char *text) {
+  while (p->first_stream_ != KVRELAY_NIL_)
+    kvrelay_call_end_(r, &r->streams_[p->first_stream_], reason, text, 0);
+}
+
+/* ---- catalog ---- */
+
+static void kvrelay_catalog_changed_(kvrelay_relay *r) {
+  r->revision_++;
+  for (uint32_t i = r->lists_[KVRELAY_LIST_CATALOG_].head_; i != KVRELAY_NIL_;
+       i = r->streams_[i].next_)
+    kvrelay_wake_(r, &r->streams_[i]);
+}
+
+/* Index of the pool with this id, or where it would stand. */
+static uint32_t kvrelay_pool_search_(const kvrelay_relay *r, const kvrelay_pool_id *id,
+                                     bool *found) {
+  uint32_t low = 0, high = r->pools_len_;
+  *found = false;
+  while (low < high) {
+    uint32_t middle = low + (high - low) / 2;
+    int order = kvrelay_pool_id_compare(&r->pools_[middle]->descriptor_.producer.pool_id, id);
+    if (order == 0) {
+      *found = true;
+      return middle;
+    }
+    if (order < 0)
+      low = middle + 1;
+    else
+      high = middle;
+  }
+  return low;
+}
+
+/* Control characters are legal on the wire, but our own configuration creates no such names
+ * (contract 19). */
+static bool kvrelay_name_valid_(kvrelay_text t) {
+  uint32_t code;
+  if (!kvrelay_text_valid(t))
+    return false;
+  for (size_t i = 0, n; i < t.len; i += n) {
+    n = kvrelay_utf8_next_(t.ptr + i, t.len - i, &code);
+    if (n == 0 || code < 0x20 || (code >= 0x7F && code <= 0x9F))
+      return false;
+  }
+  return true;
+}
+
+/* What a producer may put into a descriptor (contract 12.4); its producer numbers are set later. */
+static bool kvrelay_descriptor_fit_(const kvrelay_descriptor *d) {
+  if (kvrelay_check_pool_id(&d->producer.pool_id).class_ != KVRELAY_CLASS_OK ||
+      kvrelay_check_semantics(&d->query_semantics).class_ != KVRELAY_CLASS_OK ||
+      kvrelay_check_some_roles_(d->pool_roles, "").class_ != KVRELAY_CLASS_OK ||
+      d->registrations_len == 0 || !kvrelay_name_valid_(d->serving_endpoint.namespace_) ||
+      !kvrelay_name_valid_(d->serving_endpoint.component) ||
+      !kvrelay_name_valid_(d->serving_endpoint.endpoint))
+    return false;
+  for (size_t i = 0; i < d->registrations_len; i++) {
+    const kvrelay_registration *r = &d->registrations[i];
+    if (kvrelay_check_registration(r).class_ != KVRELAY_CLASS_OK ||
+        !kvrelay_name_valid_(r->canonical_model_id) || !kvrelay_name_valid_(r->target.base_model) ||
+        (r->target.kind == KVRELAY_TARGET_LORA && !kvrelay_name_valid_(r->target.adapter)))
+      return false;
+    for (size_t j = 0; j < d->registrations_len; j++) {
+      const kvrelay_registration *other = &d->registrations[j];
+      if (i != j && kvrelay_text_equal(r->canonical_model_id, other->canonical_model_id))
+        return false;
+      for (size_t k = 0; k < r->aliases_len; k++) {
+        if (!kvrelay_name_valid_(r->aliases[k]) ||
+            kvrelay_text_equal(r->aliases[k], other->canonical_model_id))
+          return false;
+        for (size_t l = 0; j > i && l < other->aliases_len; l++)
+          if (kvrelay_text_equal(r->aliases[k], other->aliases[l]))
+            return false;
+      }
+    }
+  }
+  return true;
+}
+
+static kvrelay_text kvrelay_copy_text_(kvrelay_bump_ *b, kvrelay_text t) {
+  uint8_t *to = (uint8_t *)kvrelay_bump_take_(b, t.len, 1);
+  if (to != NULL && t.len != 0)
+    KVRELAY_MEMCPY(to, t.ptr, t.len);
+  t.ptr = to;
+  return t;
+}
+
+/* Copies a descriptor with all it points to; with a counting bump only the size counts and `to` is
+ * not usable. */
+static void kvrelay_copy_descriptor_(kvrelay_bump_ *b, const kvrelay_descriptor *from,
+                                     kvrelay_descriptor *to) {
+  *to = *from;
+  to->serving_endpoint.namespace_ = kvrelay_copy_text_(b, from->serving_endpoint.namespace_);
+  to->serving_endpoint.component = kvrelay_copy_text_(b, from->serving_endpoint.component);
+  to->serving_endpoint.endpoint = kvrelay_copy_text_(b, from->serving_endpoint.endpoint);
+  int32_t *roles = (int32_t *)kvrelay_bump_take_(b, from->pool_roles.len, sizeof *roles);
+  if (roles != NULL && from->pool_roles.len != 0)
+    KVRELAY_MEMCPY(roles, from->pool_roles.ptr, from->pool_roles.len * sizeof *roles);
+  to->pool_roles.ptr = roles;
+  kvrelay_registration *list =
+      (kvrelay_registration *)kvrelay_bump_take_(b, from->registrations_len, sizeof *list);
+  to->registrations = list;
+  for (size_t i = 0; i < from->registrations_len; i++) {
+    const kvrelay_registration *r = &from->registrations[i];
+    kvrelay_registration copy = *r;
+    copy.canonical_model_id = kvrelay_copy_text_(b, r->canonical_model_id);
+    copy.target.base_model = kvrelay_copy_text_(b, r->target.base_model);
+    copy.target.adapter = kvrelay_copy_text_(b, r->target.adapter);
+    kvrelay_text *aliases = (kvrelay_text *)kvrelay_bump_take_(b, r->aliases_len, sizeof *aliases);
+    for (size_t k = 0; k < r->aliases_len; k++) {
+      kvrelay_text alias = kvrelay_copy_text_(b, r->aliases[k]);
+      if (aliases != NULL)
+        aliases[k] = alias;
+    }
+    copy.aliases = aliases;
+    if (list != NULL)
+      list[i] = copy;
+  }
+}
+
+static kvrelay_pool *kvrelay_pool_place_(const kvrelay_relay *r, const kvrelay_descriptor *d,
+                                         uint8_t *mem, size_t *need) {
+  kvrelay_bump_ b = {mem, 0, false};
+  kvrelay_pool *p = (kvrelay_pool *)kvrelay_bump_take_(&b, 1, sizeof *p);
+  kvrelay_frame_ *frames =
+      (kvrelay_frame_ *)kvrelay_bump_take_(&b, r->cfg_.queue_frames, sizeof *frames);
+  kvrelay_descriptor copy;
+  kvrelay_copy_descriptor_(&b, d, &copy);
+  uint8_t *bytes = (uint8_t *)kvrelay_bump_take_(&b, r->ring_bytes_ + r->frame_bytes_, 1);
+  *need = b.overflow ? 0 : b.used + 16;
+  if (p != NULL) {
+    KVRELAY_MEMSET(p, 0, sizeof *p);
+    p->descriptor_ = copy;
+    p->frames_ = frames;
+    p->bytes_ = bytes;
+    p->first_stream_ = KVRELAY_NIL_;
+  }
+  return p;
+}
+
+KVRELAY_API size_t kvrelay_relay_pool_mem_size(const kvrelay_relay *relay,
+                                               const kvrelay_descriptor *descriptor) {
+  size_t need = 0;
+  if (kvrelay_descriptor_fit_(descriptor))
+    (void)kvrelay_pool_place_(relay, descriptor, NULL, &need);
+  return need;
+}
+
+/* ---- pools ---- */
+
+KVRELAY_API int kvrelay_relay_pool_add(kvrelay_relay *relay, const kvrelay_descriptor *descriptor,
+                                       ckf_producer *state, void *mem, size_t mem_len,
+                                       uint64_t now_ns, kvrelay_pool **pool) {
+  (void)now_ns;
+  bool found;
+  const ckf_format *format = ckf_producer_format(state);
+  size_t need = kvrelay_relay_pool_mem_size(relay, descriptor);
+  if (need == 0 || mem == NULL)
+    return KVRELAY_ERR_ARG;
+  if (relay->stopping_)
+    return KVRELAY_ERR_STATE;
+  if (relay->pools_len_ == relay->cfg_.max_pools ||
+      format->bucket_count > relay->cfg_.max_bucket_count)
+    return KVRELAY_ERR_LIMIT;
+  if (mem_len < need)
+    return KVRELAY_ERR_NOSPACE;
+  uint32_t at = kvrelay_pool_search_(relay, &descriptor->producer.pool_id, &found);
+  if (found)
+    return KVRELAY_ERR_STATE;
+  for (uint32_t i = 0; i < relay->pools_len_; i++)
+    if (kvrelay_endpoint_equal_(&relay->pools_[i]->descriptor_.serving_endpoint,
+                                &descriptor->serving_endpoint))
+      return KVRELAY_ERR_STATE;
+  if (relay->generation_ == UINT64_MAX)
+    return KVRELAY_ERR_EXHAUSTED;
+  kvrelay_pool *p = kvrelay_pool_place_(relay, descriptor, kvrelay_align_(mem), &need);
+  p->relay_ = relay;
+  p->state_ = state;
+  kvrelay_producer *producer = &p->descriptor_.producer;
+  producer->present = producer->pool_id.present = true;
+  p->descriptor_.serving_endpoint.present = p->descriptor_.query_semantics.present = true;
+  producer->producer_incarnation = relay->cfg_.identity.relay_incarnation;
+  producer->layout_generation = relay->generation_++;
+  producer->ckf_format.present = true;
+  producer->ckf_format.format_version = CKF_FORMAT_VERSION;
+  producer->ckf_format.seed = format->seed;
+  producer->ckf_format.bucket_count = format->bucket_count;
+  producer->ckf_format.fingerprint_bits = CKF_FINGERPRINT_BITS;
+  producer->ckf_format.slots_per_bucket = CKF_SLOTS_PER_BUCKET;
+  KVRELAY_MEMMOVE(&relay->pools_[at + 1], &relay->pools_[at],
+                  (relay->pools_len_ - at) * sizeof *relay->pools_);
+  relay->pools_[at] = p;
+  relay->pools_len_++;
+  kvrelay_catalog_changed_(relay);
+  *pool = p;
+  return KVRELAY_OK;
+}
+
+static void kvrelay_due_leave_(kvrelay_relay *r, kvrelay_pool *p) {
+  if (!p->due_)
+    return;
+  if (p->due_prev_ != NULL)
+    p->due_prev_->due_next_ = p->due_next_;
+  else
+    r->due_head_ = p->due_next_;
+  if (p->due_next_ != NULL)
+    p->due_next_->due_prev_ = p->due_prev_;
+  else
+    r->due_tail_ = p->due_prev_;
+  p->due_ = false;
+}
+
+static uint64_t kvrelay_after_(uint64_t since_ns, uint64_t wait_ns) {
+  return since_ns > UINT64_MAX - wait_ns ? UINT64_MAX : since_ns + wait_ns;
+}
+
+/* The delay is one number for all pools, so the list stays ordered by joining at its end. */
+static void kvrelay_due_join_(kvrelay_relay *r, kvrelay_pool *p, uint64_t at_ns) {
+  if (p->due_)
+    return;
+  p->due_ = true;
+  p->due_ns_ = at_ns;
+  p->due_next_ = NULL;
+  p->due_prev_ = r->due_tail_;
+  if (r->due_tail_ != NULL)
+    r->due_tail_->due_next_ = p;
+  else
+    r->due_head_ = p;
+  r->due_tail_ = p;
+}
+
+/* Catalog first, then hub and streams. */
+static void kvrelay_pool_withdraw_(kvrelay_relay *r, kvrelay_pool *p, const char *text) {
+  bool found;
+  uint32_t at = kvrelay_pool_search_(r, &p->descriptor_.producer.pool_id, &found);
+  if (found && r->pools_[at] == p) {
+    r->pools_len_--;
+    KVRELAY_MEMMOVE(&r->pools_[at], &r->pools_[at + 1], (r->pools_len_ - at) * sizeof *r->pools_);
+    kvrelay_catalog_changed_(r);
+  }
+  kvrelay_pool_end_streams_(r, p, KVRELAY_REASON_PUBLICATION_UNAVAILABLE, text);
+  kvrelay_due_leave_(r, p);
+  if (p->hub_)
+    r->hubs_--;
+  p->hub_ = false;
+}
+
+static void kvrelay_admit_waiting_(kvrelay_relay *r, uint64_t now_ns);
+
+static int kvrelay_pool_fence_(kvrelay_relay *r, kvrelay_pool *p, int err) {
+  p->fenced_ = err;
+  r->stats_.producers_fenced++;
+  kvrelay_pool_withdraw_(r, p, "the producer was fenced");
+  return err;
+}
+
+KVRELAY_API void kvrelay_relay_pool_remove(kvrelay_relay *relay, kvrelay_pool *pool,
+                                           uint64_t now_ns) {
+  kvrelay_pool_withdraw_(relay, pool, "the pool was withdrawn");
+  kvrelay_admit_waiting_(relay, now_ns);
+}
+
+KVRELAY_API const kvrelay_descriptor *kvrelay_pool_descriptor(const kvrelay_pool *pool) {
+  return &pool->descriptor_;
+}
+KVRELAY_API int kvrelay_pool_fenced(const kvrelay_pool *pool) { return pool->fenced_; }
+KVRELAY_API uint64_t kvrelay_pool_sequence(const kvrelay_pool *pool) { return pool->sequence_; }
+KVRELAY_API uint32_t kvrelay_pool_subscribers(const kvrelay_pool *pool) {
+  return pool->subscribers_;
+}
+
+/* ---- publishing ---- */
+
+/* First sequence a subscriber may stand at and still get everything. */
+static uint64_t kvrelay_ring_base_(const kvrelay_pool *p) { return p->sequence_ - p->frames_len_; }
+
+static kvrelay_frame_ *kvrelay_ring_frame_(const kvrelay_pool *p, uint64_t sequence) {
+  return &p->frames_[(sequence - 1) % p->relay_->cfg_.queue_frames];
+}
+
+static void kvrelay_ring_drop_oldest_(kvrelay_pool *p) {
+  p->frames_bytes_ -= kvrelay_ring_frame_(p, kvrelay_ring_base_(p) + 1)->len_ + KVRELAY_FRAME_COST_;
+  p->frames_len_--;
+}
+
+/*
+ * Lets go of the oldest frames until one more of `len` bytes is within the queue's limits.  Frames
+ * lie one behind the other in a ring of ring_bytes_, in which the limits hold them all; one that
+ * crosses the end of the ring runs on behind it and stays in one piece.
+ */
+static void kvrelay_ring_reserve_(kvrelay_pool *p, size_t len) {
+  const kvrelay_relay_config *c = &p->relay_->cfg_;
+  while (p->frames_len_ == c->queue_frames ||
+         (p->frames_len_ != 0 && len + KVRELAY_FRAME_COST_ > c->queue_bytes - p->frames_bytes_))
+    kvrelay_ring_drop_oldest_(p);
+}
+
+static void kvrelay_ring_clear_(kvrelay_pool *p) {
+  p->frames_len_ = 0;
+  p->frames_bytes_ = p->write_ = 0;
+}
+
+static void kvrelay_pool_end_lagging_(kvrelay_relay *r, kvrelay_pool *p) {
+  uint64_t base = kvrelay_ring_base_(p);
+  for (uint32_t i = p->first_stream_, next; i != KVRELAY_NIL_; i = next) {
+    kvrelay_call_ *s = &r->streams_[i];
+    next = s->pool_next_;
+    if (s->phase_ == KVRELAY_PHASE_WAIT_ || s->cursor_ >= base) {
+      if (s->phase_ == KVRELAY_PHASE_LIVE_)
+        kvrelay_wake_(r, s);
+      continue;
+    }
+    r->stats_.lagged++;
+    kvrelay_call_end_(r, s, KVRELAY_REASON_SUBSCRIBER_LAGGED,
+                      "too many deltas wait for this subscriber, pool sequence ", p->sequence_);
+  }
+}
+
+/* Streams with a cut only; those that wait for a permit get a later one. */
+static void kvrelay_pool_recut_(kvrelay_relay *r, kvrelay_pool *p) {
+  r->stats_.recuts++;
+  for (uint32_t i = p->first_stream_, next; i != KVRELAY_NIL_; i = next) {
+    next = r->streams_[i].pool_next_;
+    if (r->streams_[i].phase_ != KVRELAY_PHASE_WAIT_)
+      kvrelay_call_end_(r, &r->streams_[i], KVRELAY_REASON_PUBLICATION_UNAVAILABLE,
+                        "too many changes for one delta, a fresh snapshot is needed", 0);
+  }
+}
+
+/* The state still is what the descriptor says. */
+static bool kvrelay_pool_intact_(const kvrelay_pool *p) {
+  const ckf_format *now = ckf_producer_format(p->state_);
+  const kvrelay_ckf_format *published = &p->descriptor_.producer.ckf_format;
+  return now->seed == published->seed && now->bucket_count == published->bucket_count;
+}
+
+/* Drains the state; with a hub the sequence moves, with subscribers the delta is encoded. */
+static int kvrelay_pool_cut_delta_(kvrelay_relay *r, kvrelay_pool *p) {
+  ckf_batch batch;
+  if (p->fenced_ != KVRELAY_OK)
+    return p->fenced_;
+  kvrelay_due_leave_(r, p);
+  int drained = ckf_producer_drain(p->state_, &batch);
+  if (drained < 0 || !kvrelay_pool_intact_(p))
+    return kvrelay_pool_fence_(r, p, KVRELAY_ERR_INVARIANT);
+  if (drained == 0 || !p->hub_)
+    return KVRELAY_OK;
+  if (p->sequence_ == UINT64_MAX)
+    return kvrelay_pool_fence_(r, p, KVRELAY_ERR_EXHAUSTED);
+  size_t len = ckf_cbi1_delta_size(batch.image_count);
+  if (p->subscribers_ == 0 || len == 0) {
+    if (p->subscribers_ != 0)
+      kvrelay_pool_recut_(r, p);
+    kvrelay_ring_clear_(p);
+    p->sequence_++;
+    return KVRELAY_OK;
+  }
+  kvrelay_ring_reserve_(p, len);
+  ptrdiff_t got = ckf_cbi1_delta_encode(
+      ckf_producer_format(p->state_), p->descriptor_.producer.pool_id.dc_id, p->sequence_,
+      p->sequence_ + 1, batch.images, batch.image_count, p->bytes_ + p->write_, len);
+  if (got < 0)
+    return kvrelay_pool_fence_(r, p, KVRELAY_ERR_INVARIANT);
+  p->sequence_++;
+  kvrelay_frame_ *frame = kvrelay_ring_frame_(p, p->sequence_);
+  frame->offset_ = p->write_;
+  frame->len_ = len;
+  p->write_ = (p->write_ + len) % r->ring_bytes_;
+  p->frames_len_++;
+  p->frames_bytes_ += len + KVRELAY_FRAME_COST_;
+  r->stats_.deltas_published++;
+  kvrelay_pool_end_lagging_(r, p);
+  return KVRELAY_OK;
+}
+
+KVRELAY_API int kvrelay_relay_pool_publish(kvrelay_relay *relay, kvrelay_pool *pool,
+                                           uint64_t now_ns) {
+  int err = kvrelay_pool_cut_delta_(relay, pool);
+  kvrelay_admit_waiting_(relay, now_ns); /* ended streams have given slots back */
+  return err;
+}
+
+KVRELAY_API int kvrelay_relay_pool_changed(kvrelay_relay *relay, kvrelay_pool *pool,
+                                           uint64_t now_ns) {
+  if (pool->fenced_ != KVRELAY_OK)
+    return pool->fenced_;
+  if (ckf_producer_pending(pool->state_) >= relay->cfg_.publication_threshold)
+    return kvrelay_relay_pool_publish(relay, pool, now_ns);
+  if (ckf_producer_has_pending(pool->state_))
+    kvrelay_due_join_(relay, pool, kvrelay_after_(now_ns, relay->cfg_.publication_delay_ns));
+  return KVRELAY_OK;
+}
+
+/* ---- admission ---- */
+
+static int kvrelay_refuse_(kvrelay_relay *r, kvrelay_status *status, int32_t reason,
+                           const char *text) {
+  kvrelay_status_set_(status, reason, text);
+  r->stats_.refused[reason]++;
+  return KVRELAY_ERR_REFUSED;
+}
+
+static int kvrelay_refuse_limit_(kvrelay_relay *r, kvrelay_status *status, const char *what,
+                                 uint64_t limit) {
+  int err = kvrelay_refuse_(r, status, KVRELAY_REASON_RESOURCE_LIMIT, what);
+  kvrelay_status_add_u64_(status, limit);
+  return err;
+}
+
+static int kvrelay_refuse_pool_(kvrelay_relay *r, kvrelay_status *status, int32_t reason,
+                                const char *text, const kvrelay_pool_id *id) {
+  char name[KVRELAY_POOL_NAME_CAP];
+  int err = kvrelay_refuse_(r, status, reason, text);
+  kvrelay_pool_id_format(id, name);
+  kvrelay_status_add_(status, name);
+  return err;
+}
+
+static int kvrelay_refuse_verdict_(kvrelay_relay *r, kvrelay_status *status,
+                                   const kvrelay_verdict *v) {
+  int32_t reason = v->class_ == KVRELAY_CLASS_UNSUPPORTED ? KVRELAY_REASON_UNSUPPORTED_FEATURE
+                                                          : KVRELAY_REASON_INVALID_REQUEST;
+  int err = kvrelay_refuse_(r, status, reason, "expected_producer: ");
+  kvrelay_status_add_(status, kvrelay_condition_name(v->condition));
+  kvrelay_status_add_(status, " at ");
+  kvrelay_status_add_(status, v->field);
+  if (v->value != 0) {
+    kvrelay_status_add_(status, ", value ");
+    kvrelay_status_add_u64_(status, v->value);
+  }
+  return err;
+}
+
+/* The table has a place for everybody who got a permit. */
+static kvrelay_call_ *kvrelay_call_new_(kvrelay_relay *r, int32_t method, uint8_t phase,
+                                        uint64_t *call) {
+  uint32_t i = r->free_head_;
+  kvrelay_call_ *s = &r->streams_[i];
+  uint32_t generation = s->generation_ + 1;
+  r->free_head_ = s->next_;
+  KVRELAY_MEMSET(s, 0, sizeof *s);
+  s->generation_ = generation;
+  s->method_ = (uint8_t)method;
+  s->phase_ = phase;
+  s->prev_ = s->next_ = s->pool_prev_ = s->pool_next_ = KVRELAY_NIL_;
+  *call = (uint64_t)generation << 32 | i;
+  return s;
+}
+
+static kvrelay_call_ *kvrelay_call_find_(const kvrelay_relay *r, uint64_t call) {
+  uint32_t i = (uint32_t)call;
+  if (i >= r->streams_len_ || r->streams_[i].phase_ == KVRELAY_PHASE_FREE_ ||
+      r->streams_[i].generation_ != (uint32_t)(call >> 32))
+    return NULL;
+  return &r->streams_[i];
+}
+
+/* An initialised hub without subscribers and without anybody waiting gives its place to another
+ * producer. */
+static bool kvrelay_hub_make_room_(kvrelay_relay *r) {
+  if (r->hubs_ < r->cfg_.max_hubs)
+    return true;
+  for (uint32_t i = 0; i < r->pools_len_; i++) {
+    kvrelay_pool *idle = r->pools_[i];
+    if (idle->hub_ && idle->subscribers_ == 0 && idle->waiting_ == 0) {
+      idle->hub_ = false;
+      kvrelay_ring_clear_(idle);
+      r->hubs_--;
+      return true;
+    }
+  }
+  return false;
+}
+
+/* Writes all chunks of a cut one behind the other; false = not encodable. */
+static bool kvrelay_cut_encode_(const kvrelay_relay *r, const kvrelay_pool *p, uint32_t chunks,
+                                uint8_t *out) {
+  const ckf_format *format = ckf_producer_format(p->state_);
+  for (uint32_t i = 0; i < chunks; i++) {
+    size_t cap = ckf_cbi1_snapshot_size(format, r->cfg_.chunk_buckets, i);
+    ptrdiff_t got = ckf_cbi1_snapshot_encode(
+        format, p->descriptor_.producer.pool_id.dc_id, p->sequence_, ckf_producer_words(p->state_),
+        (size_t)format->bucket_count, r->cfg_.chunk_buckets, i, out, cap);
+    if (got < 0)
+      return false;
+    out += got;
+  }
+  return chunks != 0;
+}
+
+/* A snapshot permit is free for this stream (contract 10.5, steps 11 to 14): hub, limit of the
+ * pool, cut. */
+static void kvrelay_call_cut_(kvrelay_relay *r, kvrelay_call_ *s, uint64_t now_ns) {
+  kvrelay_pool *p = s->pool_;
+  /*
+   * What is pending goes to the subscribers that are there before the words are copied: a change
+   * that is undone before the next delta would otherwise be in this snapshot for ever.
+   */
+  if (kvrelay_pool_intact_(p) && kvrelay_pool_cut_delta_(r, p) != KVRELAY_OK)
+    return; /* fenced: this stream has ended with it */
+  if (!p->hub_ && !kvrelay_hub_make_room_(r)) {
+    kvrelay_call_end_(r, s, KVRELAY_REASON_RESOURCE_LIMIT, "initialised hubs, limit ",
+                      r->cfg_.max_hubs);
+    return;
+  }
+  if (!p->hub_) {
+    p->hub_ = true;
+    r->hubs_++;
+  }
+  if (p->subscribers_ >= r->cfg_.max_subscribers_per_pool) {
+    kvrelay_call_end_(r, s, KVRELAY_REASON_RESOURCE_LIMIT, "subscribers of the pool, limit ",
+                      r->cfg_.max_subscribers_per_pool);
+    return;
+  }
+  uint32_t slot = 0,
+           chunks = ckf_cbi1_chunk_count(ckf_producer_format(p->state_), r->cfg_.chunk_buckets);
+  while (r->slots_[slot].used_)
+    slot++;
+  if (!kvrelay_pool_intact_(p) || !kvrelay_cut_encode_(r, p, chunks, r->slots_[slot].bytes_)) {
+    kvrelay_call_end_(r, s, KVRELAY_REASON_INVALID_PUBLICATION, "the snapshot cannot be encoded",
+                      0);
+    (void)kvrelay_pool_fence_(r, p, KVRELAY_ERR_INVARIANT);
+    return;
+  }
+  r->slots_[slot].used_ = true;
+  r->slots_used_++;
+  r->stats_.snapshots_cut++;
+  p->waiting_--;
+  p->subscribers_++;
+  s->phase_ = KVRELAY_PHASE_SNAPSHOT_;
+  s->admitted_ = true;
+  s->slot_ = slot;
+  s->chunk_count_ = chunks;
+  s->cursor_ = p->sequence_;
+  s->since_ns_ = now_ns;
+  kvrelay_list_join_(r, s, KVRELAY_LIST_PROGRESS_);
+  kvrelay_wake_(r, s);
+}
+
+static void kvrelay_admit_waiting_(kvrelay_relay *r, uint64_t now_ns) {
+  while (r->slots_used_ < r->cfg_.encoding_concurrency &&
+         r->lists_[KVRELAY_LIST_WAIT_].head_ != KVRELAY_NIL_) {
+    kvrelay_call_ *s = &r->streams_[r->lists_[KVRELAY_LIST_WAIT_].head_];
+    kvrelay_list_leave_(r, s);
+    kvrelay_call_cut_(r, s, now_ns);
+  }
+}
+
+static int kvrelay_open_catalog_(kvrelay_relay *r, uint64_t *call, kvrelay_status *status) {
+  if (r->catalog_streams_ >= r->cfg_.max_catalog_subscribers)
+    return kvrelay_refuse_limit_(r, status, "open catalog streams, limit ",
+                                 r->cfg_.max_catalog_subscribers);
+  if (r->stopping_)
+    return kvrelay_refuse_(r, status, KVRELAY_REASON_PUBLICATION_UNAVAILABLE,
+                           "the relay is shutting down");
+  kvrelay_call_ *s =
+      kvrelay_call_new_(r, KVRELAY_METHOD_WATCH_CATALOG, KVRELAY_PHASE_CATALOG_, call);
+  s->admitted_ = true;
+  kvrelay_list_join_(r, s, KVRELAY_LIST_CATALOG_);
+  r->catalog_streams_++;
+  return KVRELAY_OK;
+}
+
+static int kvrelay_open_pool_(kvrelay_relay *r, const kvrelay_request *q, uint64_t now_ns,
+                              uint64_t *call, kvrelay_status *status) {
+  const kvrelay_producer *wanted = &q->expected_producer;
+  bool found;
+  if (!wanted->present)
+    return kvrelay_refuse_(r, status, KVRELAY_REASON_INVALID_REQUEST,
+                           "expected_producer is missing");
+  kvrelay_verdict v = kvrelay_check_producer(wanted);
+  if (v.class_ != KVRELAY_CLASS_OK)
+    return kvrelay_refuse_verdict_(r, status, &v);
+  if (r->pool_streams_ >= r->cfg_.max_pool_streams)
+    return kvrelay_refuse_limit_(r, status, "open filter streams of all pools, limit ",
+                                 r->cfg_.max_pool_streams);
+  uint32_t at = kvrelay_pool_search_(r, &wanted->pool_id, &found);
+  if (!found)
+    return kvrelay_refuse_pool_(r, status, KVRELAY_REASON_POOL_NOT_FOUND,
+                                "not in the catalog: pool ", &wanted->pool_id);
+  if (!kvrelay_producer_equal(&r->pools_[at]->descriptor_.producer, wanted))
+    return kvrelay_refuse_pool_(r, status, KVRELAY_REASON_PRODUCER_CHANGED,
+                                "another producer serves pool ", &wanted->pool_id);
+  if (r->stopping_)
+    return kvrelay_refuse_(r, status, KVRELAY_REASON_PUBLICATION_UNAVAILABLE,
+                           "the relay is shutting down");
+  kvrelay_call_ *s = kvrelay_call_new_(r, KVRELAY_METHOD_SUBSCRIBE_POOL, KVRELAY_PHASE_WAIT_, call);
+  r->pool_streams_++;
+  kvrelay_pool_attach_(r, r->pools_[at], s);
+  s->pool_->waiting_++;
+  kvrelay_list_join_(r, s, KVRELAY_LIST_WAIT_);
+  kvrelay_admit_waiting_(r, now_ns);
+  return KVRELAY_OK;
+}
+
+static void kvrelay_call_free_(kvrelay_relay *r, kvrelay_call_ *s);
+static void kvrelay_end_status_(const kvrelay_call_ *s, kvrelay_status *status);
+
+KVRELAY_API int kvrelay_relay_call_open(kvrelay_relay *relay, const kvrelay_request *request,
+                                        uint64_t now_ns, uint64_t *call, kvrelay_status *status) {
+  int err;
+  if (request->contract_marker != KVRELAY_CONTRACT_MARKER) {
+    err = kvrelay_refuse_(relay, status, KVRELAY_REASON_CONTRACT_MISMATCH,
+                          "contract_marker is not the one of dynamo.kvrelay.v1: ");
+    kvrelay_status_add_u64_(status, request->contract_marker);
+    return err;
+  }
+  if (request->method == KVRELAY_METHOD_GET_RELAY_INFO) {
+    if (relay->info_calls_ >= relay->cfg_.max_info_calls)
+      return kvrelay_refuse_limit_(relay, status, "GetRelayInfo calls, limit ",
+                                   relay->cfg_.max_info_calls);
+    kvrelay_call_new_(relay, request->method, KVRELAY_PHASE_ANSWER_, call)->admitted_ = true;
+    relay->info_calls_++;
+    return KVRELAY_OK;
+  }
+  if (request->method != KVRELAY_METHOD_WATCH_CATALOG &&
+      request->method != KVRELAY_METHOD_SUBSCRIBE_POOL) {
+    kvrelay_status_set_(status, KVRELAY_REASON_NONE, "this relay does not offer the method");
+    status->grpc = KVRELAY_GRPC_UNIMPLEMENTED;
+    return KVRELAY_ERR_REFUSED;
+  }
+  if (!kvrelay_subscriber_id_valid(request->subscriber_id))
+    return kvrelay_refuse_(relay, status, KVRELAY_REASON_INVALID_REQUEST,
+                           "subscriber_id must be 1 to 128 bytes without control characters");
+  if (request->method == KVRELAY_METHOD_WATCH_CATALOG)
+    return kvrelay_open_catalog_(relay, call, status);
+  err = kvrelay_open_pool_(relay, request, now_ns, call, status);
+  if (err != KVRELAY_OK)
+    return err;
+  /* What ended during admission never sent headers: it is a refusal. */
+  kvrelay_call_ *s = kvrelay_call_find_(relay, *call);
+  if (s == NULL || s->phase_ != KVRELAY_PHASE_ENDED_)
+    return KVRELAY_OK;
+  kvrelay_end_status_(s, status);
+  kvrelay_call_free_(relay, s);
+  return KVRELAY_ERR_REFUSED;
+}
+
+KVRELAY_API bool kvrelay_relay_call_admitted(const kvrelay_relay *relay, uint64_t call) {
+  const kvrelay_call_ *s = kvrelay_call_find_(relay, call);
+  return s != NULL && s->admitted_;
+}
+
+/* ---- pulling ---- */
+
+static kvrelay_envelope kvrelay_envelope_(const kvrelay_relay *r) {
+  kvrelay_envelope e;
+  e.protocol_version = KVRELAY_WIRE_VERSION;
+  e.relay_present = true;
+  e.relay = r->cfg_.identity;
+  e.contract_marker = KVRELAY_CONTRACT_MARKER;
+  return e;
+}
+
+static void kvrelay_end_status_(const kvrelay_call_ *s, kvrelay_status *status) {
+  kvrelay_status_set_(status, s->end_reason_, s->end_text_ == NULL ? "" : s->end_text_);
+  if (s->end_number_ != 0)
+    kvrelay_status_add_u64_(status, s->end_number_);
+  if (s->end_pool_[0] != 0) {
+    kvrelay_status_add_(status, ": ");
+    kvrelay_status_add_(status, s->end_pool_);
+  }
+}
+
+static int kvrelay_pull_none_(kvrelay_call_ *s) {
+  s->waiting_ = true;
+  return KVRELAY_PULL_NONE;
+}
+
+static int kvrelay_pull_catalog_(kvrelay_relay *r, kvrelay_call_ *s, kvrelay_outgoing *out) {
+  if (s->sent_ && s->revision_ == r->revision_)
+    return kvrelay_pull_none_(s);
+  for (uint32_t i = 0; i < r->pools_len_ && r->view_revision_ != r->revision_; i++)
+    r->view_[i] = r->pools_[i]->descriptor_;
+  r->view_revision_ = r->revision_;
+  s->sent_ = true;
+  s->revision_ = r->revision_;
+  kvrelay_catalog_update *m = &out->u.catalog;
+  KVRELAY_MEMSET(m, 0, sizeof *m);
+  m->envelope = kvrelay_envelope_(r);
+  m->revision = r->revision_;
+  m->snapshot_present = true;
+  m->pools = r->view_;
+  m->pools_len = r->pools_len_;
+  return KVRELAY_PULL_MESSAGE;
+}
+
+/* Fills a frame of the filter stream; `payload` NULL is a heartbeat. */
+static int kvrelay_pull_frame_(kvrelay_relay *r, kvrelay_call_ *s, int32_t kind, uint64_t base,
+                               const uint8_t *payload, size_t len, uint64_t wall_us,
+                               uint64_t now_ns, kvrelay_outgoing *out) {
+  kvrelay_filter_update *m = &out->u.filter;
+  m->envelope = kvrelay_envelope_(r);
+  m->producer = s->pool_->descriptor_.producer;
+  m->base_sequence = base;
+  m->sequence = s->cursor_;
+  m->send_ts_us = wall_us;
+  m->kind = kind;
+  m->payload = payload;
+  m->payload_len = len;
+  s->since_ns_ = now_ns;
+  if (s->phase_ == KVRELAY_PHASE_LIVE_)
+    kvrelay_list_join_(r, s, KVRELAY_LIST_BEAT_);
+  else
+    kvrelay_list_join_(r, s, KVRELAY_LIST_PROGRESS_);
+  return KVRELAY_PULL_MESSAGE;
+}
+
+static int kvrelay_pull_snapshot_(kvrelay_relay *r, kvrelay_call_ *s, uint64_t wall_us,
+                                  uint64_t now_ns, kvrelay_outgoing *out) {
+  const ckf_format *format = ckf_producer_format(s->pool_->state_);
+  const uint8_t *bytes = r->slots_[s->slot_].bytes_;
+  /* All chunks but the last have one size. */
+  bytes += (size_t)s->chunk_ * ckf_cbi1_snapshot_size(format, r->cfg_.chunk_buckets, 0);
+  size_t len = ckf_cbi1_snapshot_size(format, r->cfg_.chunk_buckets, s->chunk_);
+  if (++s->chunk_ == s->chunk_count_) {
+    kvrelay_cut_release_(
+        r, s); /* its bytes stay until the next call, which is when the next cut may come */
+    s->phase_ = KVRELAY_PHASE_LIVE_;
+  }
+  return kvrelay_pull_frame_(r, s, KVRELAY_UPDATE_SNAPSHOT_CHUNK, s->cursor_, bytes, len, wall_us,
+                             now_ns, out);
+}
+
+static int kvrelay_pull_live_(kvrelay_relay *r, kvrelay_call_ *s, uint64_t wall_us, uint64_t now_ns,
+                              kvrelay_outgoing *out) {
+  kvrelay_pool *p = s->pool_;
+  if (s->cursor_ < p->sequence_) {
+    const kvrelay_frame_ *frame = kvrelay_ring_frame_(p, ++s->cursor_);
+    return kvrelay_pull_frame_(r, s, KVRELAY_UPDATE_DELTA, s->cursor_ - 1,
+                               p->bytes_ + frame->offset_, frame->len_, wall_us, now_ns, out);
+  }
+  if (s->list_ == KVRELAY_LIST_BEAT_)
+    return kvrelay_pull_none_(s); /* its heartbeat is not due yet */
+  r->stats_.heartbeats++;
+  return kvrelay_pull_frame_(r, s, KVRELAY_UPDATE_HEARTBEAT, s->cursor_, NULL, 0, wall_us, now_ns,
+                             out);
+}
+
+KVRELAY_API int kvrelay_relay_call_pull(kvrelay_relay *relay, uint64_t call, uint64_t wall_us,
+                                        uint64_t now_ns, kvrelay_outgoing *out) {
+  kvrelay_call_ *s = kvrelay_call_find_(relay, call);
+  if (s == NULL)
+    return KVRELAY_ERR_NOT_FOUND;
+  /* A slot whose last chunk the pull before lent out is free now. */
+  kvrelay_admit_waiting_(relay, now_ns);
+  kvrelay_ready_leave_(relay, s); /* who pulls need not be told */
+  s->waiting_ = false;
+  out->method = s->method_;
+  switch (s->phase_) {
+  case KVRELAY_PHASE_ANSWER_:
+    if (s->sent_) {
+      kvrelay_status_set_(&out->end, KVRELAY_REASON_NONE, "");
+      return KVRELAY_PULL_END;
+    }
+    s->sent_ = true;
+    out->u.info.envelope = kvrelay_envelope_(relay);
+    return KVRELAY_PULL_MESSAGE;
+  case KVRELAY_PHASE_CATALOG_:
+    return kvrelay_pull_catalog_(relay, s, out);
+  case KVRELAY_PHASE_SNAPSHOT_:
+    return kvrelay_pull_snapshot_(relay, s, wall_us, now_ns, out);
+  case KVRELAY_PHASE_LIVE_:
+    return kvrelay_pull_live_(relay, s, wall_us, now_ns, out);
+  case KVRELAY_PHASE_ENDED_:
+    kvrelay_end_status_(s, &out->end);
+    return KVRELAY_PULL_END;
+  default:
+    return kvrelay_pull_none_(s);
+  }
+}
+
+static void kvrelay_call_free_(kvrelay_relay *r, kvrelay_call_ *s) {
+  kvrelay_call_leave_(r, s);
+  kvrelay_ready_leave_(r, s);
+  if (s->method_ == KVRELAY_METHOD_GET_RELAY_INFO)
+    r->info_calls_--;
+  if (s->method_ == KVRELAY_METHOD_WATCH_CATALOG)
+    r->catalog_streams_--;
+  if (s->method_ == KVRELAY_METHOD_SUBSCRIBE_POOL)
+    r->pool_streams_--;
+  s->phase_ = KVRELAY_PHASE_FREE_;
+  s->method_ = KVRELAY_METHOD_NONE;
+  s->next_ = r->free_head_;
+  r->free_head_ = kvrelay_call_index_(r, s);
+}
+
+KVRELAY_API void kvrelay_relay_call_close(kvrelay_relay *relay, uint64_t call, uint64_t now_ns) {
+  kvrelay_call_ *s = kvrelay_call_find_(relay, call);
+  if (s == NULL)
+    return;
+  kvrelay_call_free_(relay, s);
+  kvrelay_admit_waiting_(relay, now_ns);
+}
+
+KVRELAY_API int kvrelay_relay_ready_next(kvrelay_relay *relay, uint64_t *call) {
+  uint32_t i = relay->ready_head_;
+  if (i == KVRELAY_NIL_)
+    return 0;
+  kvrelay_ready_leave_(relay, &relay->streams_[i]);
+  *call = (uint64_t)relay->streams_[i].generation_ << 32 | i;
+  return 1;
+}
+
+/* ---- time ---- */
+
+static uint64_t kvrelay_min_(uint64_t a, uint64_t b) { return a < b ? a : b; }
+
+/* When the first stream of an ordered list runs out. */
+static uint64_t kvrelay_list_deadline_(const kvrelay_relay *r, int list, uint64_t wait_ns) {
+  uint32_t head = r->lists_[list].head_;
+  return head == KVRELAY_NIL_ ? KVRELAY_TIME_NONE
+                              : kvrelay_after_(r->streams_[head].since_ns_, wait_ns);
+}
+
+/* That stream, when it has run out. */
+static kvrelay_call_ *kvrelay_list_due_(const kvrelay_relay *r, int list, uint64_t wait_ns,
+                                        uint64_t now_ns) {
+  uint32_t head = r->lists_[list].head_;
+  return head != KVRELAY_NIL_ && kvrelay_list_deadline_(r, list, wait_ns) <= now_ns
+             ? &r->streams_[head]
+             : NULL;
+}
+
+KVRELAY_API uint64_t kvrelay_relay_deadline_ns(const kvrelay_relay *relay) {
+  if (relay->slots_used_ < relay->cfg_.encoding_concurrency &&
+      relay->lists_[KVRELAY_LIST_WAIT_].len_ != 0)
+    return 0; /* a permit came back since the last call */
+  uint64_t at = relay->due_head_ == NULL ? KVRELAY_TIME_NONE : relay->due_head_->due_ns_;
+  at =
+      kvrelay_min_(at, kvrelay_list_deadline_(relay, KVRELAY_LIST_BEAT_, relay->cfg_.heartbeat_ns));
+  return kvrelay_min_(
+      at, kvrelay_list_deadline_(relay, KVRELAY_LIST_PROGRESS_, relay->cfg_.snapshot_progress_ns));
+}
+
+KVRELAY_API void kvrelay_relay_tick(kvrelay_relay *relay, uint64_t now_ns) {
+  kvrelay_call_ *s;
+  while (relay->due_head_ != NULL && relay->due_head_->due_ns_ <= now_ns)
+    (void)kvrelay_pool_cut_delta_(
+        relay,
+        relay->due_head_); /* takes it out of the list; a fenced pool tells its owner later */
+  while ((s = kvrelay_list_due_(relay, KVRELAY_LIST_PROGRESS_, relay->cfg_.snapshot_progress_ns,
+                                now_ns)) != NULL) {
+    relay->stats_.progress_timeouts++;
+    kvrelay_call_end_(relay, s, KVRELAY_REASON_SNAPSHOT_PROGRESS_TIMEOUT,
+                      "the snapshot was not taken, time limit in ms ",
+                      relay->cfg_.snapshot_progress_ns / 1000000);
+  }
+  while ((s = kvrelay_list_due_(relay, KVRELAY_LIST_BEAT_, relay->cfg_.heartbeat_ns, now_ns)) !=
+         NULL) {
+    kvrelay_list_leave_(relay, s); /* until something is sent; missed heartbeats are not made up */
+    kvrelay_wake_(relay, s);
+  }
+  kvrelay_admit_waiting_(relay, now_ns);
+}
+
+KVRELAY_API void kvrelay_relay_shutdown(kvrelay_relay *relay, uint64_t now_ns) {
+  (void)now_ns;
+  relay->stopping_ = true;
+  for (uint32_t i = 0; i < relay->streams_len_; i++) {
+    kvrelay_call_ *s = &relay->streams_[i];
+    if (s->phase_ == KVRELAY_PHASE_WAIT_)
+      kvrelay_call_end_(relay, s, KVRELAY_REASON_PUBLICATION_UNAVAILABLE,
+                        "the relay is shutting down", 0);
+    else if (s->phase_ != KVRELAY_PHASE_FREE_ && s->phase_ != KVRELAY_PHASE_ENDED_ &&
+             s->phase_ != KVRELAY_PHASE_ANSWER_)
+      kvrelay_call_end_(relay, s, KVRELAY_REASON_NONE, "", 0);
+  }
+}
+
+KVRELAY_API kvrelay_relay_stats kvrelay_relay_stats_get(const kvrelay_relay *relay) {
+  kvrelay_relay_stats st = relay->stats_;
+  st.catalog_revision = relay->revision_;
+  st.pools = relay->pools_len_;
+  st.catalog_streams = relay->catalog_streams_;
+  st.pool_streams = relay->pool_streams_;
+  st.hubs = relay->hubs_;
+  st.idle_hubs = 0;
+  for (uint32_t i = 0; i < relay->pools_len_; i++)
+    st.idle_hubs += relay->pools_[i]->hub_ && relay->pools_[i]->subscribers_ == 0;
+  return st;
+}
+
+static uint32_t kvrelay_count_list_(const kvrelay_relay *r, int list, uint8_t phase) {
+  uint32_t n = 0;
+  for (uint32_t i = r->lists_[list].head_; i != KVRELAY_NIL_ && n <= r->streams_len_;
+       i = r->streams_[i].next_)
+    n += r->streams_[i].list_ == list && r->streams_[i].phase_ == phase;
+  return n;
+}
+
+static int kvrelay_pool_check_(const kvrelay_relay *r, const kvrelay_pool *p) {
+  uint32_t subscribers = 0, waiting = 0;
+  for (uint32_t i = p->first_stream_; i != KVRELAY_NIL_; i = r->streams_[i].pool_next_) {
+    const kvrelay_call_ *s = &r->streams_[i];
+    if (s->pool_ != p)
+      return __LINE__;
+    waiting += s->phase_ == KVRELAY_PHASE_WAIT_;
+    subscribers += s->phase_ != KVRELAY_PHASE_WAIT_;
+    if (s->phase_ != KVRELAY_PHASE_WAIT_ &&
+        (s->cursor_ > p->sequence_ || s->cursor_ < kvrelay_ring_base_(p)))
+      return __LINE__;
+  }
+  if (subscribers != p->subscribers_ || waiting != p->waiting_ || (subscribers != 0 && !p->hub_))
+    return __LINE__;
+  size_t payload = 0, at = p->write_;
+  for (uint64_t i = 0; i < p->frames_len_;
+       i++) { /* newest first, each ends where the next begins */
+    const kvrelay_frame_ *frame = kvrelay_ring_frame_(p, p->sequence_ - i);
+    if (frame->offset_ >= r->ring_bytes_ || frame->len_ > r->frame_bytes_ ||
+        (frame->offset_ + frame->len_) % r->ring_bytes_ != at)
+      return __LINE__;
+    at = frame->offset_;
+    payload += frame->len_;
+  }
+  if (payload > r->ring_bytes_ ||
+      payload + KVRELAY_FRAME_COST_ * p->frames_len_ != p->frames_bytes_)
+    return __LINE__;
+  return p->frames_bytes_ > r->cfg_.queue_bytes || p->frames_len_ > r->cfg_.queue_frames ? __LINE__
+                                                                                         : 0;
+}
+
+KVRELAY_API int kvrelay_relay_check_(const kvrelay_relay *relay) {
+  uint32_t info = 0, catalog = 0, pool = 0, used = 0, hubs = 0, snapshots = 0, queued = 0;
+  for (uint32_t i = 0; i < relay->streams_len_; i++) {
+    info += relay->streams_[i].method_ == KVRELAY_METHOD_GET_RELAY_INFO;
+    queued += relay->streams_[i].queued_;
+    catalog += relay->streams_[i].method_ == KVRELAY_METHOD_WATCH_CATALOG;
+    pool += relay->streams_[i].method_ == KVRELAY_METHOD_SUBSCRIBE_POOL;
+    snapshots += relay->streams_[i].phase_ == KVRELAY_PHASE_SNAPSHOT_;
+  }
+  for (uint32_t i = 0; i < relay->cfg_.encoding_concurrency; i++)
+    used += relay->slots_[i].used_;
+  for (uint32_t i = relay->ready_head_; i != KVRELAY_NIL_ && queued != 0;
+       i = relay->streams_[i].ready_next_)
+    queued--;
+  if (queued != 0 || info != relay->info_calls_ || catalog != relay->catalog_streams_ ||
+      pool != relay->pool_streams_)
+    return __LINE__;
+  if (used != relay->slots_used_ || snapshots != used)
+    return __LINE__;
+  if (kvrelay_count_list_(relay, KVRELAY_LIST_PROGRESS_, KVRELAY_PHASE_SNAPSHOT_) !=
+          relay->lists_[KVRELAY_LIST_PROGRESS_].len_ ||
+      kvrelay_count_list_(relay, KVRELAY_LIST_BEAT_, KVRELAY_PHASE_LIVE_) !=
+          relay->lists_[KVRELAY_LIST_BEAT_].len_ ||
+      kvrelay_count_list_(relay, KVRELAY_LIST_WAIT_, KVRELAY_PHASE_WAIT_) !=
+          relay->lists_[KVRELAY_LIST_WAIT_].len_ ||
+      kvrelay_count_list_(relay, KVRELAY_LIST_CATALOG_, KVRELAY_PHASE_CATALOG_) !=
+          relay->lists_[KVRELAY_LIST_CATALOG_].len_)
+    return __LINE__;
+  for (uint32_t i = 0; i < relay->pools_len_; i++) {
+    int line = kvrelay_pool_check_(relay, relay->pools_[i]);
+    hubs += relay->pools_[i]->hub_;
+    if (line != 0)
+      return line;
+    if (i != 0 && kvrelay_pool_id_compare(&relay->pools_[i - 1]->descriptor_.producer.pool_id,
+                                          &relay->pools_[i]->descriptor_.producer.pool_id) >= 0)
+      return __LINE__;
+  }
+  return hubs != relay->hubs_ || hubs > relay->cfg_.max_hubs ? __LINE__ : 0;
+}
+
+/* ==== consumer (impl) ==== */
+/*
+ * One kvrelay_consumer_stream_ per call that should be open: relay info, catalog, one filter stream
+ * per pool. Whatever happens only changes state and marks `work_`; action_next walks over the
+ * streams and says what has to be done. Call numbers hold the place of their stream, so that a
+ * message finds it without a search.
+ *
+ * A catalog is copied into the arena that is not in force, checked there, and then put in force at
+ * once. Slots follow pool ids from one catalog to the next. They also outlive a closed catalog
+ * stream: planes fail on their own, so replicas stay, unasked, until the next catalog confirms
+ * them.
+ */
+
+#define KVRELAY_CONSUMER_EVENTS_ 64u
+#define KVRELAY_NO_SLOT_ UINT32_MAX
+
+enum {
+  KVRELAY_BAR_NONE_ = 0,
+  KVRELAY_BAR_CATALOG_, /* until the next catalog */
+  KVRELAY_BAR_PRODUCER_ /* until the producer changes */
+};
+
+enum {
+  KVRELAY_WAIT_NONE_ = 0,
+  KVRELAY_WAIT_CATALOG_, /* for a newer catalog, which is asked for when the retry is due */
+  KVRELAY_WAIT_ASKED_    /* it was asked for */
+};
+
+/* ---- sorting: peers choose the input, so neither recursion nor a quadratic case ---- */
+
+typedef bool (*kvrelay_before_fn_)(const void *context, const void *a, const void *b);
+
+static void kvrelay_swap_(uint8_t *a, uint8_t *b, size_t size) {
+  uint8_t part[64];
+  while (size > 0) {
+    const size_t n = size < sizeof part ? size : sizeof part;
+    KVRELAY_MEMCPY(part, a, n);
+    KVRELAY_MEMCPY(a, b, n);
+    KVRELAY_MEMCPY(b, part, n);
+    a += n;
+    b += n;
+    size -= n;
+  }
+}
+
+/* Moves element i of a heap down; the last in order is on top. */
+static void kvrelay_sift_(uint8_t *base, size_t len, size_t size, size_t i,
+                          kvrelay_before_fn_ before, const void *context) {
+  for (;;) {
+    size_t child = 2 * i + 1;
+    if (child >= len)
+      return;
+    if (child + 1 < len && before(context, base + child * size, base + (child + 1) * size))
+      child++;
+    if (!before(context, base + i * size, base + child * size))
+      return;
+    kvrelay_swap_(base + i * size, base + child * size, size);
+    i = child;
+  }
+}
+
+static void kvrelay_heap_(uint8_t *base, size_t len, size_t size, kvrelay_before_fn_ before,
+                          const void *context) {
+  size_t i;
+  for (i = len / 2; i > 0; i--)
+    kvrelay_sift_(base, len, size, i - 1, before, context);
+}
+
+static void kvrelay_sort_(void *elements, size_t len, size_t size, kvrelay_before_fn_ before,
+                          const void *context) {
+  uint8_t *const base = (uint8_t *)elements;
+  size_t i;
+  for (i = 1; i < len && !before(context, base + i * size, base + (i - 1) * size); i++) {
+  }
+  if (i >= len)
+    return; /* most lists arrive sorted */
+  kvrelay_heap_(base, len, size, before, context);
+  for (i = len - 1; i > 0; i--) {
+    kvrelay_swap_(base, base + i * size, size);
+    kvrelay_sift_(base, i, size, 0, before, context);
+  }
+}
+
+/* ---- events ---- */
+
+/* The next event to be filled; the oldest goes when there is no room. */
+static kvrelay_event_out *kvrelay_consumer_tell_(kvrelay_consumer *c, int32_t kind, uint32_t pool) {
+  kvrelay_event_out *event;
+  if (c->events_len_ == KVRELAY_CONSUMER_EVENTS_) {
+    c->events_first_ = (c->events_first_ + 1) % KVRELAY_CONSUMER_EVENTS_;
+    c->events_len_--;
+  }
+  event = &c->events_[(c->events_first_ + c->events_len_++) % KVRELAY_CONSUMER_EVENTS_];
+  KVRELAY_MEMSET(event, 0, sizeof *event);
+  event->kind = kind;
+  event->pool = pool;
+  event->verdict = KVRELAY_FINE_;
+  return event;
+}
+
+KVRELAY_API int kvrelay_consumer_event_next(kvrelay_consumer *c, kvrelay_event_out *event) {
+  if (c->events_len_ == 0)
+    return 0;
+  *event = c->events_[c->events_first_];
+  c->events_first_ = (c->events_first_ + 1) % KVRELAY_CONSUMER_EVENTS_;
+  c->events_len_--;
+  return 1;
+}
+
+/* ---- streams ---- */
+
+/* Slot `slot` may have something to do; KVRELAY_NO_SLOT_ = only what is not a slot. */
+static void kvrelay_consumer_touch_(kvrelay_consumer *c, uint32_t slot) {
+  if (!c->work_)
+    c->cursor_ = c->slots_used_;
+  c->work_ = true;
+  if (slot < c->cursor_)
+    c->cursor_ = slot;
+}
+
+/* Calls of one stream count up from its place, by the number of places. */
+static uint32_t kvrelay_consumer_places_(const kvrelay_consumer *c) {
+  return c->cfg_.max_pools + 2;
+}
+
+/* The stream of an open call, NULL when it is none; slot = KVRELAY_NO_SLOT_ for info and catalog.
+ */
+static kvrelay_consumer_stream_ *kvrelay_consumer_find_(kvrelay_consumer *c, uint32_t call,
+                                                        uint32_t *slot) {
+  const uint32_t place = call % kvrelay_consumer_places_(c);
+  kvrelay_consumer_stream_ *s;
+  *slot = place < c->slots_used_ ? place : KVRELAY_NO_SLOT_;
+  if (place < c->slots_used_)
+    s = &c->slots_[place].stream;
+  else if (place == c->cfg_.max_pools)
+    s = &c->info_;
+  else if (place == c->cfg_.max_pools + 1)
+    s = &c->watch_;
+  else
+    return NULL;
+  return call != 0 && s->call == call ? s : NULL;
+}
+
+static uint64_t kvrelay_consumer_random_(kvrelay_consumer *c) {
+  uint64_t z = c->jitter_ += UINT64_C(0x9E3779B97F4A7C15);
+  z = (z ^ z >> 30) * UINT64_C(0xBF58476D1CE4E5B9);
+  z = (z ^ z >> 27) * UINT64_C(0x94D049BB133111EB);
+  return z ^ z >> 31;
+}
+
+/* Sets the next attempt of a stream whose call is over: half of the doubled delay for sure, the
+ * other half by chance. */
+static void kvrelay_consumer_backoff_(kvrelay_consumer *c, kvrelay_consumer_stream_ *s,
+                                      uint64_t now_ns) {
+  const uint64_t most = c->cfg_.backoff_max_ns;
+  uint64_t delay = c->cfg_.backoff_first_ns;
+  uint32_t i;
+  for (i = 0; i < s->failures && delay < most; i++)
+    delay = delay > most / 2 ? most : delay * 2;
+  if (delay < most)
+    s->failures++;
+  delay = delay / 2 + kvrelay_consumer_random_(c) % (delay - delay / 2 + 1);
+  s->retry_ns = delay < KVRELAY_TIME_NONE - 1 - now_ns ? now_ns + delay : KVRELAY_TIME_NONE - 1;
+}
+
+/* The call of a stream is over; one that lived long enough starts over with the short delay. */
+static void kvrelay_consumer_over_(kvrelay_consumer *c, kvrelay_consumer_stream_ *s,
+                                   uint64_t now_ns) {
+  if (s->call != 0 && now_ns - s->opened_ns >= c->cfg_.backoff_reset_ns)
+    s->failures = 0;
+  s->call = 0;
+  s->heard = false;
+}
+
+/* We end the call and try again later. */
+static void kvrelay_consumer_hang_up_(kvrelay_consumer *c, kvrelay_consumer_stream_ *s,
+                                      uint64_t now_ns) {
+  if (s->call != 0)
+    s->cancel = s->call;
+  kvrelay_consumer_over_(c, s, now_ns);
+  kvrelay_consumer_backoff_(c, s, now_ns);
+}
+
+/* ---- slots ---- */
+
+/* What lies in the first bytes of replica memory on its way back. */
+typedef struct kvrelay_spent_ {
+  void *next;
+  uint32_t cancel; /* a call that wrote there, 0 = none */
+} kvrelay_spent_;
+
+/* Gives the replica and its call up; the slot keeps its place. */
+static void kvrelay_slot_release_(kvrelay_consumer *c, kvrelay_consumer_pool_ *p) {
+  kvrelay_spent_ spent;
+  if (p->mem != NULL) {
+    spent.next = c->spent_;
+    spent.cancel = p->stream.call != 0 ? p->stream.call : p->stream.cancel;
+    KVRELAY_MEMCPY(p->mem, &spent, sizeof spent);
+    c->spent_ = p->mem;
+    p->mem = NULL;
+    kvrelay_consumer_touch_(c, KVRELAY_NO_SLOT_);
+  }
+  p->stream.call = 0;
+  p->stream.cancel = 0;
+  p->asked = false;
+}
+
+/* A slot that knows nothing of its pool yet; numbers of its former calls stay used. */
+static void kvrelay_slot_reset_(kvrelay_consumer_pool_ *p, uint32_t index, bool followed) {
+  const uint32_t serial = p->stream.serial;
+  KVRELAY_MEMSET(p, 0, sizeof *p);
+  p->stream.serial = serial;
+  p->index = index;
+  p->followed = followed;
+  p->last_frame_ns = KVRELAY_TIME_NONE;
+}
+
+static uint32_t kvrelay_slot_take_(kvrelay_consumer *c) {
+  uint32_t slot = c->slot_free_;
+  if (slot == KVRELAY_NO_SLOT_) {
+    slot = c->slots_used_++;
+    KVRELAY_MEMSET(&c->slots_[slot], 0, sizeof c->slots_[slot]);
+  } else
+    c->slot_free_ = c->slots_[slot].index;
+  return slot;
+}
+
+static void kvrelay_slot_free_(kvrelay_consumer *c, uint32_t slot) {
+  kvrelay_slot_release_(c, &c->slots_[slot]);
+  kvrelay_slot_reset_(&c->slots_[slot], c->slot_free_, false);
+  c->slot_free_ = slot;
+}
+
+static const kvrelay_catalog_copy_ *kvrelay_consumer_now_(const kvrelay_consumer *c) {
+  return &c->catalogs_[c->current_];
+}
+
+/* The replica of a slot is void; its memory stays for the next attempt. */
+static void kvrelay_slot_void_(kvrelay_consumer *c, kvrelay_consumer_pool_ *p, int32_t fault,
+                               int code, const kvrelay_status *status) {
+  kvrelay_event_out *const event = kvrelay_consumer_tell_(c, KVRELAY_EVENT_POOL_VOID, p->index);
+  event->fault = fault;
+  if (status != NULL) {
+    event->status = *status;
+    p->last_end = *status;
+  }
+  ckf_replica_reset(&p->replica);
+  p->fault = fault;
+  p->fault_code = code;
+  p->cut_known = false;
+}
+
+/* ---- planes ---- */
+
+/* Nothing of this connection holds any longer; calls need no cancelling, the connection is gone. */
+static void kvrelay_consumer_drop_all_(kvrelay_consumer *c) {
+  kvrelay_catalog_copy_ *const now = &c->catalogs_[c->current_];
+  kvrelay_spent_ spent;
+  void *mem;
+  uint32_t i;
+  for (i = 0; i < now->pools_len; i++)
+    kvrelay_slot_free_(c, now->slots[i]);
+  for (mem = c->spent_; mem != NULL; mem = spent.next) {
+    KVRELAY_MEMCPY(&spent, mem, sizeof spent);
+    spent.cancel = 0;
+    KVRELAY_MEMCPY(mem, &spent, sizeof spent);
+  }
+  now->pools_len = 0;
+  now->order_len = 0;
+  now->names_len = 0;
+  c->info_.call = c->info_.cancel = 0;
+  c->watch_.call = c->watch_.cancel = 0;
+  c->connected_ = c->relay_known_ = c->informed_ = c->in_force_ = c->revision_seen_ = false;
+  c->reconnect_due_ = false;
+  c->deadline_ns_ = KVRELAY_TIME_NONE;
+  kvrelay_consumer_touch_(c, KVRELAY_NO_SLOT_);
+}
+
+/* This is not our contract: nothing more is wanted from this relay. */
+static void kvrelay_consumer_stop_(kvrelay_consumer *c, const kvrelay_verdict *verdict,
+                                   const kvrelay_status *status) {
+  kvrelay_event_out *event;
+  kvrelay_consumer_drop_all_(c);
+  c->stopped_ = c->stop_due_ = true;
+  event = kvrelay_consumer_tell_(c, KVRELAY_EVENT_STOPPED, 0);
+  if (verdict != NULL)
+    event->verdict = *verdict;
+  if (status != NULL)
+    event->status = *status;
+}
+
+/* The catalog stream is closed; `status` says why. */
+static void kvrelay_watch_void_(kvrelay_consumer *c, const kvrelay_verdict *verdict,
+                                const kvrelay_status *status) {
+  kvrelay_event_out *const event = kvrelay_consumer_tell_(c, KVRELAY_EVENT_CATALOG_VOID, 0);
+  if (verdict != NULL)
+    event->verdict = *verdict;
+  event->status = *status;
+  c->in_force_ = c->revision_seen_ = false;
+  kvrelay_consumer_touch_(c, KVRELAY_NO_SLOT_);
+}
+
+/* We close the catalog stream because of what it brought. */
+static void kvrelay_watch_refuse_(kvrelay_consumer *c, const kvrelay_verdict *verdict,
+                                  const char *text, uint64_t now_ns) {
+  kvrelay_status status;
+  kvrelay_status_set_(&status, KVRELAY_REASON_NONE, text);
+  status.grpc = KVRELAY_GRPC_CANCELLED;
+  kvrelay_consumer_hang_up_(c, &c->watch_, now_ns);
+  kvrelay_watch_void_(c, verdict, &status);
+}
+
+/* A fresh catalog is wanted, the old one stays in force until it comes. */
+static void kvrelay_watch_reopen_(kvrelay_consumer *c, uint64_t now_ns) {
+  if (c->watch_.call != 0) {
+    kvrelay_consumer_hang_up_(c, &c->watch_, now_ns);
+    c->revision_seen_ = false;
+    kvrelay_consumer_touch_(c, KVRELAY_NO_SLOT_);
+  }
+}
+
+/* Checks that are common to all responses. `KVRELAY_OK`: go on. KVRELAY_ERR_MALFORMED: no relay,
+ * the caller gives the plane up. KVRELAY_ERR_STATE: everything was given up already. */
+static int kvrelay_consumer_greet_(kvrelay_consumer *c, const kvrelay_envelope *m) {
+  const kvrelay_verdict verdict = kvrelay_check_envelope(m);
+  kvrelay_status status;
+  if (verdict.class_ != KVRELAY_CLASS_OK) {
+    kvrelay_consumer_stop_(c, &verdict, NULL);
+    return KVRELAY_ERR_STATE;
+  }
+  if (!m->relay_present)
+    return KVRELAY_ERR_MALFORMED;
+  if (!c->relay_known_) {
+    c->relay_ = m->relay;
+    c->relay_known_ = true;
+    kvrelay_consumer_tell_(c, KVRELAY_EVENT_INFO, 0);
+    return KVRELAY_OK;
+  }
+  if (m->relay.drt_instance_id == c->relay_.drt_instance_id &&
+      m->relay.relay_incarnation == c->relay_.relay_incarnation)
+    return KVRELAY_OK;
+  kvrelay_status_set_(&status, KVRELAY_REASON_NONE, "two relays answer on one connection");
+  status.grpc = KVRELAY_GRPC_CANCELLED;
+  kvrelay_watch_void_(c, NULL, &status);
+  kvrelay_consumer_drop_all_(c);
+  c->reconnect_due_ = true;
+  return KVRELAY_ERR_STATE;
+}
+
+/* ---- life ---- */
+
+KVRELAY_API kvrelay_consumer_config kvrelay_consumer_config_default(void) {
+  const uint64_t ms = 1000000;
+  kvrelay_consumer_config cfg;
+  KVRELAY_MEMSET(&cfg, 0, sizeof cfg);
+  cfg.subscriber_id = kvrelay_word_("kvrelay");
+  cfg.max_pools = 1024;
+  cfg.catalog_bytes = (size_t)4 << 20;
+  cfg.filter_stale_ns = 30000 * ms;
+  cfg.backoff_first_ns = 500 * ms;
+  cfg.backoff_max_ns = 30000 * ms;
+  cfg.backoff_reset_ns = 30000 * ms;
+  cfg.subscribe_all = true;
+  return cfg;
+}
+
+/* Where the parts of the memory block lie, behind kvrelay_align_. */
+typedef struct kvrelay_consumer_plan_ {
+  uint64_t slots, events, arenas[2], id, end;
+} kvrelay_consumer_plan_;
+
+static bool kvrelay_consumer_plan_make_(const kvrelay_consumer_config *cfg,
+                                        kvrelay_consumer_plan_ *plan) {
+  const uint64_t arena = ((uint64_t)cfg->catalog_bytes + 15) / 16 * 16;
+  if (cfg->max_pools == 0 || cfg->max_pools > 65536 || cfg->catalog_bytes == 0 ||
+      cfg->catalog_bytes > SIZE_MAX / 8 || cfg->backoff_first_ns == 0 ||
+      cfg->backoff_max_ns < cfg->backoff_first_ns || cfg->backoff_max_ns == KVRELAY_TIME_NONE ||
+      !kvrelay_subscriber_id_valid(cfg->subscriber_id))
+    return false;
+  plan->arenas[0] = 0;
+  plan->arenas[1] = arena;
+  plan->slots = 2 * arena;
+  plan->events = plan->slots + (uint64_t)cfg->max_pools * sizeof(kvrelay_consumer_pool_);
+  plan->id = plan->events + KVRELAY_CONSUMER_EVENTS_ * sizeof(kvrelay_event_out);
+  plan->end = plan->id + cfg->subscriber_id.len + 15; /* wherever the block starts */
+  return plan->end <= SIZE_MAX;
+}
+
+KVRELAY_API size_t kvrelay_consumer_mem_size(const kvrelay_consumer_config *cfg) {
+  kvrelay_consumer_plan_ plan;
+  return kvrelay_consumer_plan_make_(cfg, &plan) ? (size_t)plan.end : 0;
+}
+
+KVRELAY_API int kvrelay_consumer_init_abi(kvrelay_consumer *c, size_t c_size,
+                                          const kvrelay_consumer_config *cfg, void *mem,
+                                          size_t mem_len, uint64_t now_ns) {
+  kvrelay_consumer_plan_ plan;
+  uint8_t *base;
+  uint32_t i;
+  (void)now_ns;
+  if (c_size != sizeof *c)
+    return KVRELAY_ERR_ABI;
+  if (!kvrelay_consumer_plan_make_(cfg, &plan))
+    return KVRELAY_ERR_ARG;
+  if (mem == NULL || mem_len < (size_t)plan.end)
+    return KVRELAY_ERR_NOSPACE;
+  base = kvrelay_align_(mem);
+  KVRELAY_MEMSET(c, 0, sizeof *c);
+  c->cfg_ = *cfg;
+  KVRELAY_MEMCPY(base + plan.id, cfg->subscriber_id.ptr, cfg->subscriber_id.len);
+  c->cfg_.subscriber_id.ptr = base + plan.id;
+  c->slots_ = (kvrelay_consumer_pool_ *)(void *)(base + plan.slots);
+  c->events_ = (kvrelay_event_out *)(void *)(base + plan.events);
+  for (i = 0; i < 2; i++) {
+    c->catalogs_[i].arena = base + plan.arenas[i];
+    c->catalogs_[i].arena_len = cfg->catalog_bytes;
+  }
+  c->jitter_ = cfg->jitter_seed;
+  c->slot_free_ = KVRELAY_NO_SLOT_;
+  c->deadline_ns_ = KVRELAY_TIME_NONE;
+  return KVRELAY_OK;
+}
+
+KVRELAY_API void kvrelay_consumer_connected(kvrelay_consumer *c, uint64_t now_ns) {
+  (void)now_ns;
+  if (c->stopped_)
+    return;
+  kvrelay_consumer_drop_all_(c);
+  c->info_.retry_ns = c->watch_.retry_ns = 0;
+  c->info_.failures = c->watch_.failures = 0;
+  c->info_.heard = c->watch_.heard = false;
+  c->connected_ = true;
+}
+
+KVRELAY_API void kvrelay_consumer_disconnected(kvrelay_consumer *c, uint64_t now_ns) {
+  (void)now_ns;
+  kvrelay_consumer_drop_all_(c);
+}
+
+KVRELAY_API uint64_t kvrelay_consumer_deadline_ns(const kvrelay_consumer *c) {
+  return c->work_ ? 0 : c->deadline_ns_;
+}
+
+KVRELAY_API void kvrelay_consumer_tick(kvrelay_consumer *c, uint64_t now_ns) {
+  if (now_ns >= c->deadline_ns_)
+    kvrelay_consumer_touch_(c, 0);
+}
+
+/* ---- actions ---- */
+
+static void kvrelay_consumer_due_(kvrelay_consumer *c, uint64_t when_ns) {
+  if (when_ns < c->deadline_ns_)
+    c->deadline_ns_ = when_ns;
+}
+
+/* Opens a call on the stream at `place`. */
+static void kvrelay_consumer_call_(kvrelay_consumer *c, kvrelay_consumer_stream_ *s, uint32_t place,
+                                   int32_t method, uint64_t now_ns, kvrelay_action *a) {
+  const uint32_t places = kvrelay_consumer_places_(c);
+  s->serial = s->serial >= UINT32_MAX / places - 1 ? 1 : s->serial + 1;
+  s->call = s->serial * places + place;
+  s->opened_ns = now_ns;
+  s->heard = false;
+  a->kind = KVRELAY_ACTION_CALL;
+  a->call = s->call;
+  a->request.method = method;
+  a->request.contract_marker = KVRELAY_CONTRACT_MARKER;
+  if (method != KVRELAY_METHOD_GET_RELAY_INFO)
+    a->request.subscriber_id = c->cfg_.subscriber_id;
+}
+
+static int kvrelay_consumer_cancel_(kvrelay_consumer_stream_ *s, kvrelay_action *a) {
+  if (s->cancel == 0)
+    return 0;
+  a->kind = KVRELAY_ACTION_CANCEL;
+  a->call = s->cancel;
+  s->cancel = 0;
+  return 1;
+}
+
+/* Info and catalog. */
+static int kvrelay_consumer_plane_(kvrelay_consumer *c, kvrelay_consumer_stream_ *s, uint32_t place,
+                                   int32_t method, uint64_t now_ns, kvrelay_action *a) {
+  if (kvrelay_consumer_cancel_(s, a))
+    return 1;
+  if (s->call != 0)
+    return 0;
+  if (now_ns < s->retry_ns) {
+    kvrelay_consumer_due_(c, s->retry_ns);
+    return 0;
+  }
+  kvrelay_consumer_call_(c, s, place, method, now_ns, a);
+  return 1;
+}
+
+static bool kvrelay_slot_usable_(const kvrelay_consumer *c, const kvrelay_consumer_pool_ *p) {
+  return kvrelay_consumer_now_(c)->verdicts[p->index].class_ == KVRELAY_CLASS_OK &&
+         p->bar == KVRELAY_BAR_NONE_;
+}
+
+static ckf_format kvrelay_slot_format_(const kvrelay_consumer *c, const kvrelay_consumer_pool_ *p) {
+  const kvrelay_ckf_format *const wire =
+      &kvrelay_consumer_now_(c)->pools[p->index].producer.ckf_format;
+  ckf_format format;
+  format.seed = wire->seed;
+  format.bucket_count = wire->bucket_count;
+  return format;
+}
+
+static int kvrelay_slot_action_(kvrelay_consumer *c, uint32_t slot, uint64_t now_ns,
+                                kvrelay_action *a) {
+  kvrelay_consumer_pool_ *const p = &c->slots_[slot];
+  ckf_format format;
+  if (!p->followed)
+    return 0; /* so it is for free slots */
+  if (kvrelay_consumer_cancel_(&p->stream, a))
+    return 1;
+  if (!c->in_force_ || !kvrelay_slot_usable_(c, p) || p->stream.call != 0 || p->asked ||
+      p->wait == KVRELAY_WAIT_ASKED_)
+    return 0;
+  if (now_ns < p->stream.retry_ns) {
+    kvrelay_consumer_due_(c, p->stream.retry_ns);
+    return 0;
+  }
+  if (p->wait == KVRELAY_WAIT_CATALOG_) {
+    p->wait = KVRELAY_WAIT_ASKED_;
+    kvrelay_watch_reopen_(c, now_ns);
+    return 0;
+  }
+  a->pool = p->index;
+  if (p->mem == NULL) {
+    format = kvrelay_slot_format_(c, p);
+    p->asked = true;
+    a->kind = KVRELAY_ACTION_REPLICA_NEED;
+    a->bytes = ckf_replica_mem_size(&format);
+    return 1;
+  }
+  kvrelay_consumer_call_(c, &p->stream, slot, KVRELAY_METHOD_SUBSCRIBE_POOL, now_ns, a);
+  a->request.expected_producer = kvrelay_consumer_now_(c)->pools[p->index].producer;
+  return 1;
+}
+
+/* What does not depend on the connection. */
+static int kvrelay_consumer_return_(kvrelay_consumer *c, kvrelay_action *a) {
+  kvrelay_spent_ spent;
+  if (c->stop_due_ || c->reconnect_due_) {
+    a->kind = c->stop_due_ ? KVRELAY_ACTION_STOP : KVRELAY_ACTION_RECONNECT;
+    c->stop_due_ = c->reconnect_due_ = false;
+    return 1;
+  }
+  if (c->spent_ == NULL)
+    return 0;
+  KVRELAY_MEMCPY(&spent, c->spent_, sizeof spent);
+  if (spent.cancel != 0) {
+    a->kind = KVRELAY_ACTION_CANCEL;
+    a->call = spent.cancel;
+    spent.cancel = 0;
+    KVRELAY_MEMCPY(c->spent_, &spent, sizeof spent);
+    return 1;
+  }
+  a->kind = KVRELAY_ACTION_REPLICA_FREE;
+  a->mem = c->spent_;
+  c->spent_ = spent.next;
+  return 1;
+}
+
+KVRELAY_API int kvrelay_consumer_action_next(kvrelay_consumer *c, uint64_t now_ns,
+                                             kvrelay_action *action) {
+  kvrelay_consumer_tick(c, now_ns);
+  if (!c->work_)
+    return 0;
+  KVRELAY_MEMSET(action, 0, sizeof *action);
+  if (kvrelay_consumer_return_(c, action))
+    return 1;
+  if (c->connected_) {
+    const uint32_t place = c->cfg_.max_pools;
+    uint32_t i;
+    if (c->deadline_ns_ <= now_ns)
+      c->deadline_ns_ = KVRELAY_TIME_NONE; /* found anew below: the cursor is at 0 */
+    for (; c->cursor_ < c->slots_used_; c->cursor_++)
+      if (kvrelay_slot_action_(c, c->cursor_, now_ns, action))
+        return 1;
+    /* Behind the slots, which may want a new catalog. */
+    if (!c->informed_ &&
+        kvrelay_consumer_plane_(c, &c->info_, place, KVRELAY_METHOD_GET_RELAY_INFO, now_ns, action))
+      return 1;
+    i = place + 1;
+    if (kvrelay_consumer_plane_(c, &c->watch_, i, KVRELAY_METHOD_WATCH_CATALOG, now_ns, action))
+      return 1;
+  }
+  c->work_ = false;
+  return 0;
+}
+
+/* ---- catalog: copy ---- */
+
+/* Room for n elements, NULL when the arena is full. */
+static void *kvrelay_copy_take_(kvrelay_catalog_copy_ *copy, size_t n, size_t size) {
+  kvrelay_bump_ b = {copy->arena, copy->used, false};
+  void *const room = kvrelay_bump_take_(&b, n, size);
+  if (b.overflow || b.used > copy->arena_len)
+    return NULL;
+  copy->used = b.used;
+  return room;
+}
+
+static bool kvrelay_copy_pool_(kvrelay_catalog_copy_ *copy, const kvrelay_descriptor *from,
+                               kvrelay_descriptor *to) {
+  kvrelay_bump_ b = {NULL, copy->used, false}; /* counts only */
+  kvrelay_copy_descriptor_(&b, from, to);
+  if (b.overflow || b.used > copy->arena_len)
+    return false;
+  b.base = copy->arena;
+  b.used = copy->used;
+  kvrelay_copy_descriptor_(&b, from, to);
+  copy->used = b.used;
+  return true;
+}
+
+static bool kvrelay_order_before_(const void *context, const void *a, const void *b) {
+  const kvrelay_descriptor *const pools = (const kvrelay_descriptor *)context;
+  const kvrelay_pool_id *const x = &pools[*(const uint32_t *)a].producer.pool_id;
+  return kvrelay_pool_id_compare(x, &pools[*(const uint32_t *)b].producer.pool_id) < 0;
+}
+
+/* Names, then adapters; entries of one text by what their hashing depends on, so that a query
+ * hashes once per kind. */
+static bool kvrelay_name_before_(const void *context, const void *a, const void *b) {
+  const kvrelay_descriptor *const pools = (const kvrelay_descriptor *)context;
+  const kvrelay_consumer_name_ *const x = (const kvrelay_consumer_name_ *)a;
+  const kvrelay_consumer_name_ *const y = (const kvrelay_consumer_name_ *)b;
+  const kvrelay_semantics *const s = &pools[x->pool].query_semantics;
+  const kvrelay_semantics *const t = &pools[y->pool].query_semantics;
+  const int order = kvrelay_text_compare_(x->text, y->text);
+  if (x->adapter != y->adapter)
+    return y->adapter;
+  if (order != 0)
+    return order < 0;
+  if (s->kv_block_size != t->kv_block_size)
+    return s->kv_block_size < t->kv_block_size;
+  if (s->hash_format != t->hash_format)
+    return s->hash_format < t->hash_format;
+  return x->pool < y->pool;
+}
+
+static void kvrelay_name_add_(kvrelay_catalog_copy_ *copy, uint32_t pool, kvrelay_text text,
+                              bool adapter, const kvrelay_registration *r) {
+  kvrelay_consumer_name_ *const name = &copy->names[copy->names_len++];
+  name->text = text;
+  name->registration = r;
+  name->pool = pool;
+  name->adapter = adapter;
+}
+
+static bool kvrelay_copy_names_(kvrelay_catalog_copy_ *copy) {
+  size_t count = 0, k, n;
+  uint32_t i;
+  for (i = 0; i < copy->pools_len; i++)
+    for (k = 0; k < copy->pools[i].registrations_len; k++)
+      count += copy->pools[i].registrations[k].aliases_len + 2; /* no more than what was copied */
+  copy->names = (kvrelay_consumer_name_ *)kvrelay_copy_take_(copy, count, sizeof *copy->names);
+  copy->names_len = 0;
+  if (copy->names == NULL)
+    return false;
+  for (i = 0; i < copy->pools_len; i++) {
+    const kvrelay_descriptor *const d = &copy->pools[i];
+    if (copy->verdicts[i].class_ != KVRELAY_CLASS_OK)
+      continue;
+    for (k = 0; k < d->registrations_len; k++) {
+      const kvrelay_registration *const r = &d->registrations[k];
+      kvrelay_name_add_(copy, i, r->canonical_model_id, false, r);
+      for (n = 0; n < r->aliases_len; n++)
+        kvrelay_name_add_(copy, i, r->aliases[n], false, r);
+      if (r->target.kind == KVRELAY_TARGET_LORA)
+        kvrelay_name_add_(copy, i, r->target.adapter, true, r);
+    }
+  }
+  kvrelay_sort_(copy->names, copy->names_len, sizeof *copy->names, kvrelay_name_before_,
+                copy->pools);
+  return true;
+}
+
+static kvrelay_verdict kvrelay_check_key_(const kvrelay_producer *m) {
+  if (!m->present)
+    return KVRELAY_INVALID_(MISSING_FIELD, "producer", 0);
+  if (!m->pool_id.present)
+    return KVRELAY_INVALID_(MISSING_FIELD, "pool_id", 0);
+  return kvrelay_check_pool_id(&m->pool_id);
+}
+
+static const char *const kvrelay_catalog_full_ = "the catalog is larger than its bound";
+
+/* Copies and checks a snapshot. NULL, or why the plane has to be closed. */
+static const char *kvrelay_copy_make_(const kvrelay_consumer *c, kvrelay_catalog_copy_ *copy,
+                                      const kvrelay_catalog_update *m, kvrelay_verdict *verdict) {
+  uint32_t i;
+  copy->used = 0;
+  copy->pools_len = copy->order_len = 0;
+  copy->revision = m->revision;
+  if (m->pools_len > c->cfg_.max_pools)
+    return kvrelay_catalog_full_;
+  copy->pools = (kvrelay_descriptor *)kvrelay_copy_take_(copy, m->pools_len, sizeof *copy->pools);
+  copy->verdicts =
+      (kvrelay_verdict *)kvrelay_copy_take_(copy, m->pools_len, sizeof *copy->verdicts);
+  copy->slots = (uint32_t *)kvrelay_copy_take_(copy, m->pools_len, sizeof *copy->slots);
+  copy->order = (uint32_t *)kvrelay_copy_take_(copy, m->pools_len, sizeof *copy->order);
+  if (copy->pools == NULL || copy->verdicts == NULL || copy->slots == NULL || copy->order == NULL)
+    return kvrelay_catalog_full_;
+  copy->pools_len = (uint32_t)m->pools_len;
+  for (i = 0; i < copy->pools_len; i++) {
+    *verdict = kvrelay_check_key_(&m->pools[i].producer);
+    if (verdict->class_ == KVRELAY_CLASS_INVALID)
+      return "a pool without a readable id";
+    if (verdict->class_ == KVRELAY_CLASS_OK)
+      copy->order[copy->order_len++] = i;
+    copy->verdicts[i] = kvrelay_check_descriptor(&m->pools[i]);
+    copy->slots[i] = KVRELAY_NO_SLOT_;
+    if (!kvrelay_copy_pool_(copy, &m->pools[i], &copy->pools[i]))
+      return kvrelay_catalog_full_;
+  }
+  *verdict = KVRELAY_FINE_;
+  kvrelay_sort_(copy->order, copy->order_len, sizeof *copy->order, kvrelay_order_before_,
+                copy->pools);
+  for (i = 1; i < copy->order_len; i++)
+    if (!kvrelay_order_before_(copy->pools, &copy->order[i - 1], &copy->order[i]))
+      return "a pool is listed twice";
+  return kvrelay_copy_names_(copy) ? NULL : kvrelay_catalog_full_;
+}
+
+/* ---- catalog: equal content ---- */
+
+static bool kvrelay_digest_same_(const kvrelay_digest *a, const kvrelay_digest *b) {
+  return a->present == b->present && a->digest_len == b->digest_len && a->source == b->source &&
+         KVRELAY_MEMCMP(a->digest, b->digest, sizeof a->digest) == 0;
+}
+
+/* kvrelay_producer_equal is for valid ones. */
+static bool kvrelay_producer_same_(const kvrelay_producer *a, const kvrelay_producer *b) {
+  const kvrelay_domain *const x = &a->pool_id.domain, *const y = &b->pool_id.domain;
+  return a->present == b->present && a->pool_id.present == b->pool_id.present &&
+         x->present == y->present && a->ckf_format.present == b->ckf_format.present &&
+         kvrelay_digest_same_(&x->cache_semantics, &y->cache_semantics) &&
+         kvrelay_digest_same_(&x->routing_scope, &y->routing_scope) && kvrelay_producer_equal(a, b);
+}
+
+static bool kvrelay_target_same_(const kvrelay_target *a, const kvrelay_target *b) {
+  return a->present == b->present && a->kind == b->kind &&
+         kvrelay_text_equal(a->base_model, b->base_model) &&
+         kvrelay_text_equal(a->adapter, b->adapter);
+}
+
+static bool kvrelay_registration_same_(const kvrelay_registration *a,
+                                       const kvrelay_registration *b) {
+  size_t i;
+  if (!kvrelay_text_equal(a->canonical_model_id, b->canonical_model_id) ||
+      !kvrelay_target_same_(&a->target, &b->target) || a->aliases_len != b->aliases_len)
+    return false;
+  for (i = 0; i < a->aliases_len; i++)
+    if (!kvrelay_text_equal(a->aliases[i], b->aliases[i]))
+      return false;
+  return true;
+}
+
+static bool kvrelay_descriptor_same_(const kvrelay_descriptor *a, const kvrelay_descriptor *b) {
+  size_t i;
+  if (!kvrelay_producer_same_(&a->producer, &b->producer) ||
+      a->serving_endpoint.present != b->serving_endpoint.present ||
+      !kvrelay_endpoint_equal_(&a->serving_endpoint, &b->serving_endpoint) ||
+      a->query_semantics.present != b->query_semantics.present ||
+      a->query_semantics.kv_block_size != b->query_semantics.kv_block_size ||
+      a->query_semantics.hash_format != b->query_semantics.hash_format ||
+      a->pool_roles.len != b->pool_roles.len || a->registrations_len != b->registrations_len)
+    return false;
+  for (i = 0; i < a->pool_roles.len; i++)
+    if (a->pool_roles.ptr[i] != b->pool_roles.ptr[i])
+      return false;
+  for (i = 0; i < a->registrations_len; i++)
+    if (!kvrelay_registration_same_(&a->registrations[i], &b->registrations[i]))
+      return false;
+  return true;
+}
+
+static bool kvrelay_catalog_same_(const kvrelay_catalog_copy_ *a, const kvrelay_catalog_update *b) {
+  uint32_t i;
+  if (!b->snapshot_present || a->pools_len != b->pools_len)
+    return false;
+  for (i = 0; i < a->pools_len; i++)
+    if (!kvrelay_descriptor_same_(&a->pools[i], &b->pools[i]))
+      return false;
+  return true;
+}
+
+/* ---- catalog: change ---- */
+
+/* The pool of a slot stands at `index` of the next catalog. */
+static void kvrelay_slot_carry_(kvrelay_consumer *c, uint32_t slot, uint32_t index,
+                                const kvrelay_catalog_copy_ *next) {
+  const kvrelay_catalog_copy_ *const old = kvrelay_consumer_now_(c);
+  kvrelay_consumer_pool_ *const p = &c->slots_[slot];
+  if (old->verdicts[p->index].class_ != KVRELAY_CLASS_OK ||
+      next->verdicts[index].class_ != KVRELAY_CLASS_OK ||
+      !kvrelay_producer_equal(&old->pools[p->index].producer, &next->pools[index].producer)) {
+    kvrelay_slot_release_(c, p);
+    kvrelay_slot_reset_(p, index, p->followed);
+    return;
+  }
+  p->index = index;
+  p->asked = false; /* was asked under its former index */
+  p->wait = KVRELAY_WAIT_NONE_;
+  if (p->bar == KVRELAY_BAR_CATALOG_)
+    p->bar = KVRELAY_BAR_NONE_;
+}
+
+static void kvrelay_catalog_install_(kvrelay_consumer *c, kvrelay_catalog_copy_ *next) {
+  kvrelay_catalog_copy_ *const old = &c->catalogs_[c->current_];
+  uint32_t i = 0, k = 0;
+  while (i < next->order_len && k < old->order_len) {
+    const uint32_t to = next->order[i], from = old->order[k];
+    const int order = kvrelay_pool_id_compare(&next->pools[to].producer.pool_id,
+                                              &old->pools[from].producer.pool_id);
+    if (order == 0) {
+      next->slots[to] = old->slots[from];
+      old->slots[from] = KVRELAY_NO_SLOT_;
+      kvrelay_slot_carry_(c, next->slots[to], to, next);
+    }
+    i += order <= 0;
+    k += order >= 0;
+  }
+  for (k = 0; k < old->pools_len; k++)
+    if (old->slots[k] != KVRELAY_NO_SLOT_)
+      kvrelay_slot_free_(c, old->slots[k]);
+  old->pools_len = old->order_len = 0;
+  for (i = 0; i < next->pools_len; i++)
+    if (next->slots[i] == KVRELAY_NO_SLOT_) {
+      next->slots[i] = kvrelay_slot_take_(c);
+      kvrelay_slot_reset_(&c->slots_[next->slots[i]], i, c->cfg_.subscribe_all);
+    }
+  c->current_ ^= 1;
+  c->in_force_ = c->revision_seen_ = true;
+  kvrelay_consumer_tell_(c, KVRELAY_EVENT_CATALOG, 0);
+  kvrelay_consumer_touch_(c, 0);
+}
+
+KVRELAY_API int kvrelay_consumer_feed_info(kvrelay_consumer *c, uint32_t call,
+                                           const kvrelay_relay_info *m, uint64_t now_ns) {
+  uint32_t slot;
+  kvrelay_consumer_stream_ *const s = kvrelay_consumer_find_(c, call, &slot);
+  if (s != &c->info_)
+    return KVRELAY_ERR_NOT_FOUND;
+  s->heard = true;
+  switch (kvrelay_consumer_greet_(c, &m->envelope)) {
+  case KVRELAY_OK:
+    c->informed_ = true;
+    break;
+  case KVRELAY_ERR_MALFORMED:
+    kvrelay_consumer_hang_up_(c, s, now_ns);
+    kvrelay_consumer_touch_(c, KVRELAY_NO_SLOT_);
+    break;
+  default:
+    break;
+  }
+  return KVRELAY_OK;
+}
+
+KVRELAY_API int kvrelay_consumer_feed_catalog(kvrelay_consumer *c, uint32_t call,
+                                              const kvrelay_catalog_update *m, uint64_t now_ns) {
+  kvrelay_catalog_copy_ *const next = &c->catalogs_[c->current_ ^ 1];
+  const kvrelay_catalog_copy_ *const now = kvrelay_consumer_now_(c);
+  kvrelay_verdict verdict = KVRELAY_FINE_;
+  const char *trouble;
+  uint32_t slot;
+  kvrelay_consumer_stream_ *const s = kvrelay_consumer_find_(c, call, &slot);
+  int rc;
+  if (s != &c->watch_)
+    return KVRELAY_ERR_NOT_FOUND;
+  s->heard = true;
+  rc = kvrelay_consumer_greet_(c, &m->envelope);
+  if (rc == KVRELAY_ERR_STATE)
+    return KVRELAY_OK;
+  if (rc != KVRELAY_OK) {
+    verdict = KVRELAY_INVALID_(MISSING_FIELD, "relay", 0);
+    trouble = "a catalog without relay";
+  } else if (c->revision_seen_ && m->revision < now->revision)
+    trouble = "the revision went back";
+  else if (c->revision_seen_ && m->revision == now->revision && !kvrelay_catalog_same_(now, m))
+    trouble = "another catalog under the same revision";
+  else if (!m->snapshot_present) {
+    verdict = KVRELAY_INVALID_(MISSING_FIELD, "snapshot", 0);
+    trouble = "a catalog without snapshot";
+  } else
+    trouble = kvrelay_copy_make_(c, next, m, &verdict);
+  if (trouble != NULL)
+    kvrelay_watch_refuse_(c, &verdict, trouble, now_ns);
+  else
+    kvrelay_catalog_install_(c, next);
+  return KVRELAY_OK;
+}
+
+/* ---- filter streams ---- */
+
+/* A snapshot chunk or delta behind the envelope's own checks. */
+static int32_t kvrelay_filter_frame_(const kvrelay_consumer *c, kvrelay_consumer_pool_ *p,
+                                     const kvrelay_filter_update *m, int *code) {
+  const bool chunk = m->kind == KVRELAY_UPDATE_SNAPSHOT_CHUNK;
+  const bool live = ckf_replica_live(&p->replica);
+  const ckf_format format = kvrelay_slot_format_(c, p);
+  ckf_cbi1_frame frame;
+  *code = ckf_cbi1_decode(&format, m->payload, m->payload_len, &frame);
+  if (*code != CKF_OK)
+    return KVRELAY_FAULT_FRAME;
+  if ((frame.kind == CKF_CBI1_SNAPSHOT) != chunk || frame.dc_id != m->producer.pool_id.dc_id ||
+      frame.epoch != m->sequence)
+    return KVRELAY_FAULT_HEADER;
+  if (chunk == live)
+    return KVRELAY_FAULT_ORDER;
+  if (chunk ? m->base_sequence != m->sequence || (p->cut_known && p->cut != m->sequence)
+            : m->base_sequence != frame.base_epoch)
+    return KVRELAY_FAULT_SEQUENCE;
+  *code = ckf_replica_apply(&p->replica, &frame);
+  if (*code < 0)
+    return *code == CKF_ERR_SEQUENCE         ? KVRELAY_FAULT_SEQUENCE
+           : *code == CKF_ERR_CHUNK_SEQUENCE ? KVRELAY_FAULT_ORDER
+                                             : KVRELAY_FAULT_FRAME;
+  *code = 0;
+  p->cut = m->sequence;
+  p->cut_known = true;
+  p->deltas += !chunk;
+  p->snapshots += chunk && ckf_replica_live(&p->replica);
+  return KVRELAY_FAULT_NONE;
+}
+
+static int32_t kvrelay_filter_check_(const kvrelay_consumer *c, kvrelay_consumer_pool_ *p,
+                                     const kvrelay_filter_update *m, int *code) {
+  const kvrelay_descriptor *const d = &kvrelay_consumer_now_(c)->pools[p->index];
+  if (!m->producer.present || kvrelay_check_producer(&m->producer).class_ != KVRELAY_CLASS_OK ||
+      !kvrelay_producer_equal(&m->producer, &d->producer))
+    return KVRELAY_FAULT_PRODUCER;
+  switch (m->kind) {
+  case KVRELAY_UPDATE_SNAPSHOT_CHUNK:
+  case KVRELAY_UPDATE_DELTA:
+    return kvrelay_filter_frame_(c, p, m, code);
+  case KVRELAY_UPDATE_HEARTBEAT:
+    if (m->payload_len != 0)
+      return KVRELAY_FAULT_FRAME;
+    if (!ckf_replica_live(&p->replica))
+      return KVRELAY_FAULT_ORDER;
+    if (m->base_sequence != m->sequence || m->sequence != ckf_replica_sequence(&p->replica))
+      return KVRELAY_FAULT_SEQUENCE;
+    p->heartbeats++;
+    return KVRELAY_FAULT_NONE;
+  default:
+    return KVRELAY_FAULT_KIND;
+  }
+}
+
+/* We close a filter stream because of what it brought. */
+static void kvrelay_slot_refuse_(kvrelay_consumer *c, uint32_t slot, int32_t fault, int code,
+                                 uint64_t now_ns) {
+  kvrelay_consumer_pool_ *const p = &c->slots_[slot];
+  kvrelay_slot_void_(c, p, fault, code, NULL);
+  kvrelay_consumer_hang_up_(c, &p->stream, now_ns);
+  kvrelay_consumer_touch_(c, slot);
+}
+
+KVRELAY_API int kvrelay_consumer_feed_filter(kvrelay_consumer *c, uint32_t call,
+                                             const kvrelay_filter_update *m, uint64_t now_ns) {
+  uint32_t slot, index;
+  kvrelay_consumer_stream_ *const s = kvrelay_consumer_find_(c, call, &slot);
+  kvrelay_consumer_pool_ *p;
+  int32_t fault;
+  int code = 0, rc;
+  bool live;
+  if (s == NULL || slot == KVRELAY_NO_SLOT_)
+    return KVRELAY_ERR_NOT_FOUND;
+  p = &c->slots_[slot];
+  index = p->index;
+  s->heard = true;
+  rc = kvrelay_consumer_greet_(c, &m->envelope);
+  if (rc == KVRELAY_ERR_STATE) { /* the slot is gone */
+    kvrelay_consumer_tell_(c, KVRELAY_EVENT_POOL_VOID, index)->fault =
+        c->stopped_ ? KVRELAY_FAULT_ENVELOPE : KVRELAY_FAULT_RELAY;
+    return KVRELAY_OK;
+  }
+  live = ckf_replica_live(&p->replica);
+  fault = rc == KVRELAY_OK ? kvrelay_filter_check_(c, p, m, &code) : (int32_t)KVRELAY_FAULT_RELAY;
+  if (fault != KVRELAY_FAULT_NONE) {
+    kvrelay_slot_refuse_(c, slot, fault, code, now_ns);
+    return KVRELAY_OK;
+  }
+  p->frames++;
+  p->last_frame_ns = now_ns;
+  if (!live && ckf_replica_live(&p->replica))
+    kvrelay_consumer_tell_(c, KVRELAY_EVENT_POOL_LIVE, index);
+  return KVRELAY_OK;
+}
+
+KVRELAY_API int kvrelay_consumer_replica_give(kvrelay_consumer *c, uint32_t pool, void *mem,
+                                              size_t len, uint64_t now_ns) {
+  const kvrelay_catalog_copy_ *const now = kvrelay_consumer_now_(c);
+  kvrelay_consumer_pool_ *p;
+  ckf_format format;
+  if (!c->in_force_ || pool >= now->pools_len)
+    return KVRELAY_ERR_NOT_FOUND;
+  p = &c->slots_[now->slots[pool]];
+  if (!p->asked)
+    return KVRELAY_ERR_STATE;
+  if (mem != NULL) {
+    format = kvrelay_slot_format_(c, p);
+    if (ckf_replica_init(&p->replica, &format, mem, len) != CKF_OK)
+      return KVRELAY_ERR_NOSPACE;
+    p->mem = mem;
+  } else
+    kvrelay_consumer_backoff_(c, &p->stream, now_ns);
+  p->asked = false;
+  kvrelay_consumer_touch_(c, now->slots[pool]);
+  return KVRELAY_OK;
+}
+
+KVRELAY_API int kvrelay_consumer_follow(kvrelay_consumer *c, uint32_t pool, bool follow,
+                                        uint64_t now_ns) {
+  const kvrelay_catalog_copy_ *const now = kvrelay_consumer_now_(c);
+  kvrelay_consumer_pool_ *p;
+  (void)now_ns;
+  if (!c->in_force_ || pool >= now->pools_len)
+    return KVRELAY_ERR_NOT_FOUND;
+  p = &c->slots_[now->slots[pool]];
+  if (!follow && p->followed) {
+    kvrelay_slot_release_(c, p);
+    kvrelay_slot_reset_(p, pool, false);
+  }
+  p->followed = follow;
+  kvrelay_consumer_touch_(c, now->slots[pool]);
+  return KVRELAY_OK;
+}
+
+/* ---- ends ---- */
+
+KVRELAY_API int kvrelay_consumer_feed_broken(kvrelay_consumer *c, uint32_t call, int err,
+                                             uint64_t now_ns) {
+  uint32_t slot;
+  kvrelay_consumer_stream_ *const s = kvrelay_consumer_find_(c, call, &slot);
+  if (s == NULL)
+    return KVRELAY_ERR_NOT_FOUND;
+  if (slot != KVRELAY_NO_SLOT_)
+    kvrelay_slot_refuse_(c, slot, KVRELAY_FAULT_DECODE, err, now_ns);
+  else if (s == &c->watch_)
+    kvrelay_watch_refuse_(c, NULL, kvrelay_strerror(err), now_ns);
+  else {
+    kvrelay_consumer_hang_up_(c, s, now_ns);
+    kvrelay_consumer_touch_(c, KVRELAY_NO_SLOT_);
+  }
+  return KVRELAY_OK;
+}
+
+enum {
+  KVRELAY_THEN_RETRY_ = 0,
+  KVRELAY_THEN_RETRY_LATE_,  /* at the longest backoff */
+  KVRELAY_THEN_CATALOG_,     /* after a newer catalog */
+  KVRELAY_THEN_IDENTITY_,    /* after fresh info and catalog */
+  KVRELAY_THEN_BAR_CATALOG_, /* not before the catalog changes */
+  KVRELAY_THEN_BAR_,         /* not the same request again */
+  KVRELAY_THEN_STOP_
+};
+
+/* Contract 15.5. */
+static int kvrelay_end_policy_(const kvrelay_status *status, bool heard) {
+  switch (status->reason) {
+  case KVRELAY_REASON_CONTRACT_MISMATCH:
+    return KVRELAY_THEN_STOP_;
+  case KVRELAY_REASON_INVALID_REQUEST:
+    return KVRELAY_THEN_BAR_;
+  case KVRELAY_REASON_UNSUPPORTED_FEATURE:
+    return KVRELAY_THEN_BAR_CATALOG_;
+  case KVRELAY_REASON_POOL_NOT_FOUND:
+  case KVRELAY_REASON_PRODUCER_CHANGED:
+  case KVRELAY_REASON_INVALID_PUBLICATION:
+    return KVRELAY_THEN_CATALOG_;
+  case KVRELAY_REASON_NONE:
+    break;
+  default:
+    return KVRELAY_THEN_RETRY_;
+  }
+  if (status->grpc == KVRELAY_GRPC_FAILED_PRECONDITION)
+    return KVRELAY_THEN_IDENTITY_;
+  if (!heard &&
+      (status->grpc == KVRELAY_GRPC_INTERNAL || status->grpc == KVRELAY_GRPC_OUT_OF_RANGE ||
+       status->grpc == KVRELAY_GRPC_UNIMPLEMENTED))
+    return KVRELAY_THEN_RETRY_LATE_; /* the fault is probably in our request */
+  return KVRELAY_THEN_RETRY_;
+}
+
+static void kvrelay_slot_end_(kvrelay_consumer *c, uint32_t slot, int policy,
+                              const kvrelay_status *status, uint64_t now_ns) {
+  kvrelay_consumer_pool_ *const p = &c->slots_[slot];
+  kvrelay_slot_void_(c, p, KVRELAY_FAULT_NONE, 0, status);
+  switch (policy) {
+  case KVRELAY_THEN_CATALOG_:
+    p->wait = KVRELAY_WAIT_CATALOG_;
+    break;
+  case KVRELAY_THEN_IDENTITY_:
+    p->wait = KVRELAY_WAIT_ASKED_;
+    c->informed_ = false;
+    kvrelay_watch_reopen_(c, now_ns);
+    break;
+  case KVRELAY_THEN_BAR_CATALOG_:
+  case KVRELAY_THEN_BAR_:
+    p->bar = policy == KVRELAY_THEN_BAR_ ? KVRELAY_BAR_PRODUCER_ : KVRELAY_BAR_CATALOG_;
+    kvrelay_slot_release_(c, p);
+    break;
+  default:
+    break;
+  }
+  kvrelay_consumer_touch_(c, slot);
+}
+
+KVRELAY_API int kvrelay_consumer_feed_end(kvrelay_consumer *c, uint32_t call,
+                                          const kvrelay_status *status, uint64_t now_ns) {
+  uint32_t slot;
+  kvrelay_consumer_stream_ *const s = kvrelay_consumer_find_(c, call, &slot);
+  int policy;
+  if (s == NULL)
+    return KVRELAY_ERR_NOT_FOUND;
+  policy = kvrelay_end_policy_(status, s->heard);
+  kvrelay_consumer_over_(c, s, now_ns);
+  if (s == &c->info_ && c->informed_)
+    return KVRELAY_OK; /* as it should be */
+  if (policy == KVRELAY_THEN_STOP_) {
+    kvrelay_consumer_stop_(c, NULL, status);
+    return KVRELAY_OK;
+  }
+  if (policy == KVRELAY_THEN_RETRY_LATE_)
+    s->failures = 64; /* more doublings than a number of nanoseconds takes */
+  kvrelay_consumer_backoff_(c, s, now_ns);
+  if (slot != KVRELAY_NO_SLOT_) {
+    kvrelay_slot_end_(c, slot, policy, status, now_ns);
+    return KVRELAY_OK;
+  }
+  if (policy == KVRELAY_THEN_BAR_)
+    s->retry_ns = KVRELAY_TIME_NONE;
+  if (s == &c->watch_) {
+    kvrelay_watch_void_(c, NULL, status);
+    if (policy == KVRELAY_THEN_IDENTITY_)
+      c->informed_ = false;
+  }
+  kvrelay_consumer_touch_(c, KVRELAY_NO_SLOT_);
+  return KVRELAY_OK;
+}
+
+/* ---- views ---- */
+
+KVRELAY_API bool kvrelay_consumer_relay(const kvrelay_consumer *c, kvrelay_relay_identity *out) {
+  if (c->relay_known_)
+    *out = c->relay_;
+  return c->relay_known_;
+}
+
+KVRELAY_API bool kvrelay_consumer_catalog(const kvrelay_consumer *c, uint64_t *revision,
+                                          uint32_t *pools) {
+  if (!c->in_force_)
+    return false;
+  *revision = kvrelay_consumer_now_(c)->revision;
+  *pools = kvrelay_consumer_now_(c)->pools_len;
+  return true;
+}
+
+/* A time of the future is as bad as none. */
+static uint64_t kvrelay_slot_age_(const kvrelay_consumer_pool_ *p, uint64_t now_ns) {
+  return p->last_frame_ns > now_ns ? KVRELAY_TIME_NONE : now_ns - p->last_frame_ns;
+}
+
+static bool kvrelay_slot_stale_(const kvrelay_consumer *c, const kvrelay_consumer_pool_ *p,
+                                uint64_t now_ns) {
+  return ckf_replica_live(&p->replica) && kvrelay_slot_age_(p, now_ns) > c->cfg_.filter_stale_ns;
+}
+
+static int32_t kvrelay_slot_state_(const kvrelay_consumer *c, const kvrelay_consumer_pool_ *p) {
+  if (!kvrelay_slot_usable_(c, p))
+    return KVRELAY_REPLICA_QUARANTINED;
+  if (!p->followed)
+    return KVRELAY_REPLICA_IDLE;
+  if (ckf_replica_live(&p->replica))
+    return KVRELAY_REPLICA_LIVE;
+  if (p->stream.call == 0)
+    return KVRELAY_REPLICA_WAITING;
+  return p->cut_known ? KVRELAY_REPLICA_ASSEMBLING : KVRELAY_REPLICA_SUBSCRIBING;
+}
+
+KVRELAY_API int kvrelay_consumer_pool_get(const kvrelay_consumer *c, uint32_t i, uint64_t now_ns,
+                                          kvrelay_pool_view *out) {
+  const kvrelay_catalog_copy_ *const now = kvrelay_consumer_now_(c);
+  const kvrelay_consumer_pool_ *p;
+  if (!c->in_force_ || i >= now->pools_len)
+    return KVRELAY_ERR_NOT_FOUND;
+  p = &c->slots_[now->slots[i]];
+  out->descriptor = &now->pools[i];
+  out->verdict = now->verdicts[i];
+  out->state = kvrelay_slot_state_(c, p);
+  out->sequence = ckf_replica_live(&p->replica) ? ckf_replica_sequence(&p->replica) : 0;
+  out->last_frame_ns = p->last_frame_ns;
+  out->stale = kvrelay_slot_stale_(c, p, now_ns);
+  out->frames = p->frames;
+  out->snapshots = p->snapshots;
+  out->deltas = p->deltas;
+  out->heartbeats = p->heartbeats;
+  out->fault = p->fault;
+  out->fault_code = p->fault_code;
+  out->last_end = p->last_end;
+  out->retry_ns =
+      out->state == KVRELAY_REPLICA_WAITING && !p->asked && p->wait != KVRELAY_WAIT_ASKED_
+          ? p->stream.retry_ns
+          : KVRELAY_TIME_NONE;
+  out->words = ckf_replica_words(&p->replica);
+  return KVRELAY_OK;
+}
+
+/* ---- query ---- */
+
+/* Entries of the name index that answer a query. */
+typedef struct kvrelay_run_ {
+  const kvrelay_consumer_name_ *next, *end;
+  const kvrelay_target *target; /* of all of them */
+  uint64_t last;                /* pool given last, UINT64_MAX = none */
+} kvrelay_run_;
+
+/* All entries of one text; false when there are none. */
+static bool kvrelay_run_find_(const kvrelay_catalog_copy_ *copy, kvrelay_text text, bool adapter,
+                              kvrelay_run_ *run) {
+  size_t from = 0, to = copy->names_len;
+  const kvrelay_consumer_name_ *const end = copy->names + to;
+  while (from < to) {
+    const size_t middle = from + (to - from) / 2;
+    const kvrelay_consumer_name_ *const name = &copy->names[middle];
+    if (name->adapter != adapter ? adapter : kvrelay_text_compare_(name->text, text) < 0)
+      from = middle + 1;
+    else
+      to = middle;
+  }
+  run->next = run->end = copy->names + from;
+  while (run->end < end && run->end->adapter == adapter && kvrelay_text_equal(run->end->text, text))
+    run->end++;
+  run->last = UINT64_MAX;
+  return run->next < run->end;
+}
+
+/* All entries of a name, which must stand for one binding. */
+static int kvrelay_run_name_(const kvrelay_catalog_copy_ *copy, kvrelay_text text,
+                             kvrelay_run_ *run) {
+  const kvrelay_consumer_name_ *name;
+  if (!kvrelay_run_find_(copy, text, false, run))
+    return KVRELAY_ERR_NOT_FOUND;
+  run->target = &run->next->registration->target;
+  for (name = run->next + 1; name < run->end; name++)
+    if (!kvrelay_text_equal(name->registration->canonical_model_id,
+                            run->next->registration->canonical_model_id) ||
+        !kvrelay_target_same_(&name->registration->target, run->target))
+      return KVRELAY_ERR_MALFORMED;
+  return KVRELAY_OK;
+}
+
+/* The next entry with the run's target that is another pool; NULL at the end. */
+static const kvrelay_consumer_name_ *kvrelay_run_next_(kvrelay_run_ *run) {
+  while (run->next < run->end) {
+    const kvrelay_consumer_name_ *const name = run->next++;
+    if (name->pool != run->last && kvrelay_target_same_(&name->registration->target, run->target)) {
+      run->last = name->pool;
+      return name;
+    }
+  }
+  return NULL;
+}
+
+/* What a query asks: a name, or an adapter of a base model under its runtime name or its id. */
+static int kvrelay_run_start_(const kvrelay_catalog_copy_ *copy, const kvrelay_query *q,
+                              kvrelay_run_ *run) {
+  int rc = kvrelay_run_name_(copy, q->model, run);
+  kvrelay_text base = q->model;
+  if (q->adapter.len == 0 || rc == KVRELAY_ERR_MALFORMED)
+    return rc;
+  if (rc == KVRELAY_OK) {
+    if (run->target->kind != KVRELAY_TARGET_BASE)
+      return KVRELAY_ERR_NOT_FOUND;
+    base = run->target->base_model;
+  }
+  if (kvrelay_run_find_(copy, q->adapter, true, run)) {
+    const kvrelay_consumer_name_ *name;
+    for (name = run->next; name < run->end; name++) {
+      run->target = &name->registration->target;
+      if (kvrelay_text_equal(run->target->base_model, base))
+        return KVRELAY_OK;
+    }
+  }
+  rc = kvrelay_run_name_(copy, q->adapter, run);
+  if (rc == KVRELAY_OK && (run->target->kind != KVRELAY_TARGET_LORA ||
+                           !kvrelay_text_equal(run->target->base_model, base)))
+    rc = KVRELAY_ERR_NOT_FOUND;
+  return rc;
+}
+
+/* Better answers first. */
+static bool kvrelay_answer_before_(const void *context, const void *a, const void *b) {
+  const kvrelay_answer *const x = (const kvrelay_answer *)a, *const y = (const kvrelay_answer *)b;
+  const uint64_t x_tokens = x->depth_blocks * x->block_size;
+  const uint64_t y_tokens = y->depth_blocks * y->block_size;
+  (void)context;
+  if (x->state != y->state)
+    return x->state < y->state;
+  return x_tokens != y_tokens ? x_tokens > y_tokens : x->pool < y->pool;
+}
+
+/* Keeps the best `cap` of the answers so far: once full they are a heap with the worst on top. */
+static void kvrelay_answer_keep_(kvrelay_answer *answers, size_t cap, size_t count,
+                                 const kvrelay_answer *answer) {
+  if (count < cap)
+    answers[count] = *answer;
+  else if (cap != 0) {
+    if (count == cap)
+      kvrelay_heap_((uint8_t *)answers, cap, sizeof *answers, kvrelay_answer_before_, NULL);
+    if (kvrelay_answer_before_(NULL, answer, answers)) {
+      answers[0] = *answer;
+      kvrelay_sift_((uint8_t *)answers, cap, sizeof *answers, 0, kvrelay_answer_before_, NULL);
+    }
+  }
+}
+
+/* What is known of one pool without looking into its filter. */
+static kvrelay_answer kvrelay_answer_start_(const kvrelay_consumer *c, uint32_t pool,
+                                            size_t tokens_len, uint64_t now_ns) {
+  const kvrelay_catalog_copy_ *const now = kvrelay_consumer_now_(c);
+  const kvrelay_semantics *const s = &now->pools[pool].query_semantics;
+  const kvrelay_consumer_pool_ *const p = &c->slots_[now->slots[pool]];
+  const bool live = ckf_replica_live(&p->replica);
+  kvrelay_answer a;
+  KVRELAY_MEMSET(&a, 0, sizeof a);
+  a.pool = pool;
+  a.state = live                          ? KVRELAY_ANSWER_KNOWN
+            : p->bar == KVRELAY_BAR_NONE_ ? KVRELAY_ANSWER_UNKNOWN
+                                          : KVRELAY_ANSWER_UNSUPPORTED;
+  a.block_size = s->kv_block_size;
+  a.complete_blocks = hashfmt_block_count(s->hash_format, s->kv_block_size, tokens_len);
+  a.age_ns = live ? kvrelay_slot_age_(p, now_ns) : KVRELAY_TIME_NONE;
+  a.stale = kvrelay_slot_stale_(c, p, now_ns);
+  return a;
+}
+
+KVRELAY_API ptrdiff_t kvrelay_consumer_query(const kvrelay_consumer *c, const kvrelay_query *q,
+                                             kvrelay_answer *answers, size_t cap, uint64_t *scratch,
+                                             size_t scratch_len, uint64_t now_ns) {
+  const kvrelay_catalog_copy_ *const now = kvrelay_consumer_now_(c);
+  const kvrelay_semantics *hashed = NULL; /* what `scratch` was made for */
+  const kvrelay_consumer_name_ *name;
+  kvrelay_run_ run, ahead;
+  kvrelay_text lora = {NULL, 0};
+  uint64_t seed;
+  size_t count = 0, len = 0;
+  int rc;
+  if (!c->in_force_)
+    return KVRELAY_ERR_STATE;
+  rc = kvrelay_run_start_(now, q, &run);
+  if (rc != KVRELAY_OK)
+    return rc;
+  ahead = run;
+  while ((name = kvrelay_run_next_(&ahead)) != NULL)
+    if (kvrelay_answer_start_(c, name->pool, q->tokens_len, now_ns).complete_blocks > scratch_len)
+      return KVRELAY_ERR_NOSPACE;
+  if (run.target->kind == KVRELAY_TARGET_LORA)
+    lora = run.target->adapter;
+  seed = hashfmt_seed(lora.ptr, lora.len, q->cache_namespace.ptr, q->cache_namespace.len);
+  for (; (name = kvrelay_run_next_(&run)) != NULL; count++) {
+    kvrelay_answer answer = kvrelay_answer_start_(c, name->pool, q->tokens_len, now_ns);
+    if (answer.state == KVRELAY_ANSWER_KNOWN && answer.complete_blocks != 0) {
+      const kvrelay_semantics *const s = &now->pools[name->pool].query_semantics;
+      const ckf_replica *const replica = &c->slots_[now->slots[name->pool]].replica;
+      if (hashed == NULL || hashed->kv_block_size != s->kv_block_size ||
+          hashed->hash_format != s->hash_format) {
+        if (hashfmt_blocks(s->hash_format, s->kv_block_size, seed, q->tokens, q->tokens_len, NULL,
+                           scratch, scratch_len, &len) != HASHFMT_OK)
+          return KVRELAY_ERR_ARG; /* tokens or scratch is NULL */
+        hashed = s;
+      }
+      answer.depth_blocks =
+          ckf_search(ckf_replica_format(replica), ckf_replica_words(replica), scratch, len);
+    }
+    kvrelay_answer_keep_(answers, cap, count, &answer);
+  }
+  kvrelay_sort_(answers, count < cap ? count : cap, sizeof *answers, kvrelay_answer_before_, NULL);
+  return (ptrdiff_t)count;
+}
+
+/* ==== source (impl) ==== */
+/*
+ * Each mapping of the producer carries a tag of ours: in its low half the number of physical copies
+ * the engine announced and whether it was stored under two cache namespaces, in its high half the
+ * number of its namespace.  So copies and namespaces live and die with the mapping and need no
+ * table of their own.
+ */
+
+#define KVRELAY_TAG_COPIES_ 0x7FFFu
+#define KVRELAY_TAG_AMBIGUOUS_ 0x8000u
+#define KVRELAY_TAG_NUMBER_SHIFT_ 16
+
+#define KVRELAY_RANK_SEEN_ 1u     /* the stream named it */
+#define KVRELAY_RANK_COMPLETE_ 2u /* all its blocks are known */
+
+KVRELAY_API const char *kvrelay_count_name(int count) {
+  static const char *const names[] = {
+#define KVRELAY_COUNT_TEXT_(NAME, TEXT) TEXT,
+      KVRELAY_COUNT_LIST(KVRELAY_COUNT_TEXT_)
+#undef KVRELAY_COUNT_TEXT_
+  };
+  return count >= 0 && count < KVRELAY_COUNT_LEN ? names[count] : NULL;
+}
+
+KVRELAY_API kvrelay_source_config kvrelay_source_config_default(void) {
+  kvrelay_source_config c;
+  KVRELAY_MEMSET(&c, 0, sizeof c);
+  c.ranks = 1;
+  c.hash_format = HASHFMT_FORMAT_STANDARD;
+  c.partial_memory = 65536;
+  c.max_event_blocks = 65536;
+  c.max_namespaces = 4096;
+  return c;
+}
+
+/* Smallest power of two that is at least twice n: a table that is never more than half full. */
+static uint32_t kvrelay_table_size_(uint32_t n) {
+  uint32_t size = 16;
+  while (size < 2 * (uint64_t)n)
+    size *= 2;
+  return size;
+}
+
+static size_t kvrelay_source_place_(kvrelay_source *s, const kvrelay_source_config *c,
+                                    uint8_t *mem) {
+  kvrelay_bump_ b = {mem, 0, false};
+  s->blocks_ = (ckf_block *)kvrelay_bump_take_(&b, c->max_event_blocks, sizeof *s->blocks_);
+  s->removals_ = (uint64_t *)kvrelay_bump_take_(&b, c->max_event_blocks, sizeof *s->removals_);
+  s->terms_ = (uint64_t *)kvrelay_bump_take_(&b, c->max_namespaces, sizeof *s->terms_);
+  s->term_used_ = (bool *)kvrelay_bump_take_(&b, c->max_namespaces, sizeof *s->term_used_);
+  s->term_index_ = (uint32_t *)kvrelay_bump_take_(&b, kvrelay_table_size_(c->max_namespaces),
+                                                  sizeof *s->term_index_);
+  s->ranks_ = (uint8_t *)kvrelay_bump_take_(&b, c->ranks, sizeof *s->ranks_);
+  s->ring_ = (kvrelay_remembered_ *)kvrelay_bump_take_(&b, c->partial_memory, sizeof *s->ring_);
+  s->index_ =
+      (uint32_t *)kvrelay_bump_take_(&b, kvrelay_table_size_(c->partial_memory), sizeof *s->index_);
+  return b.overflow ? 0 : b.used + 16;
+}
+
+KVRELAY_API size_t kvrelay_source_mem_size(const kvrelay_source_config *cfg) {
+  kvrelay_source scratch;
+  if (cfg->block_size == 0 ||
+      (cfg->hash_format != HASHFMT_FORMAT_STANDARD && cfg->hash_format != HASHFMT_FORMAT_EAGLE) ||
+      cfg->ranks == 0 || cfg->ranks > 65536 || cfg->rank_start > UINT32_MAX - cfg->ranks ||
+      cfg->max_event_blocks == 0 || cfg->max_event_blocks > 1u << 24 || cfg->max_namespaces == 0 ||
+      cfg->max_namespaces > 65000 || cfg->partial_memory == 0 || cfg->partial_memory > 1u << 24)
+    return 0;
+  return kvrelay_source_place_(&scratch, cfg, NULL);
+}
+
+static void kvrelay_index_clear_(uint32_t *index, uint32_t mask) {
+  KVRELAY_MEMSET(index, 0, ((size_t)mask + 1) * sizeof *index);
+}
+
+KVRELAY_API int kvrelay_source_init_abi(kvrelay_source *s, size_t s_size,
+                                        const kvrelay_source_config *cfg, ckf_producer *state,
+                                        void *mem, size_t mem_len, uint64_t now_ns) {
+  (void)now_ns;
+  if (s_size != sizeof *s)
+    return KVRELAY_ERR_ABI;
+  size_t need = kvrelay_source_mem_size(cfg);
+  if (need == 0 || mem == NULL || state == NULL)
+    return KVRELAY_ERR_ARG;
+  if (mem_len < need)
+    return KVRELAY_ERR_NOSPACE;
+  KVRELAY_MEMSET(s, 0, sizeof *s);
+  s->cfg_ = *cfg;
+  s->state_ = state;
+  (void)kvrelay_source_place_(s, cfg, kvrelay_align_(mem));
+  s->term_index_mask_ = kvrelay_table_size_(cfg->max_namespaces) - 1;
+  s->index_mask_ = kvrelay_table_size_(cfg->partial_memory) - 1;
+  s->swept_at_ = UINT64_MAX;
+  s->stats_.last_batch_ns = KVRELAY_TIME_NONE;
+  KVRELAY_MEMSET(s->term_used_, 0, cfg->max_namespaces * sizeof *s->term_used_);
+  KVRELAY_MEMSET(s->ranks_, 0, cfg->ranks * sizeof *s->ranks_);
+  kvrelay_index_clear_(s->term_index_, s->term_index_mask_);
+  kvrelay_index_clear_(s->index_, s->index_mask_);
+  return KVRELAY_OK;
+}
+
+KVRELAY_API const kvrelay_source_stats *kvrelay_source_stats_get(const kvrelay_source *s) {
+  return &s->stats_;
+}
+
+KVRELAY_API bool kvrelay_source_complete(const kvrelay_source *s, uint32_t rank) {
+  return rank >= s->cfg_.rank_start && rank - s->cfg_.rank_start < s->cfg_.ranks &&
+         (s->ranks_[rank - s->cfg_.rank_start] & KVRELAY_RANK_COMPLETE_) != 0;
+}
+
+/* The stream is complete when every rank is that it named. */
+static void kvrelay_complete_sum_(kvrelay_source *s) {
+  s->stats_.complete = true;
+  for (uint32_t i = 0; i < s->cfg_.ranks && s->stats_.complete; i++)
+    s->stats_.complete =
+        (s->ranks_[i] & (KVRELAY_RANK_SEEN_ | KVRELAY_RANK_COMPLETE_)) != KVRELAY_RANK_SEEN_;
+}
+
+static void kvrelay_complete_rank_(kvrelay_source *s, uint32_t rank, bool complete) {
+  uint8_t *bits = &s->ranks_[rank - s->cfg_.rank_start];
+  *bits = KVRELAY_RANK_SEEN_ | (complete ? KVRELAY_RANK_COMPLETE_ : 0);
+  kvrelay_complete_sum_(s);
+}
+
+/* Of all ranks, also of those that the stream may still name. */
+static void kvrelay_complete_all_(kvrelay_source *s, bool complete) {
+  for (uint32_t i = 0; i < s->cfg_.ranks; i++)
+    s->ranks_[i] =
+        (uint8_t)((s->ranks_[i] & KVRELAY_RANK_SEEN_) | (complete ? KVRELAY_RANK_COMPLETE_ : 0));
+  s->stats_.complete = complete;
+}
+
+KVRELAY_API void kvrelay_source_count(kvrelay_source *s, int count, uint64_t n) {
+  if (count >= 0 && count < KVRELAY_COUNT_LEN)
+    s->stats_.counts[count] += n;
+}
+
+static void kvrelay_count_(kvrelay_source *s, int count) { s->stats_.counts[count]++; }
+
+static ckf_member kvrelay_member_(const kvrelay_source *s, uint32_t rank) {
+  ckf_member m;
+  m.worker_id = s->cfg_.worker_id;
+  m.dp_rank = rank;
+  return m;
+}
+
+/* ---- remembered hashes ---- */
+
+static uint32_t kvrelay_remembered_hash_(uint32_t rank, uint64_t external) {
+  uint64_t h = (external ^ rank) * 0x9E3779B97F4A7C15u;
+  return (uint32_t)(h >> 32);
+}
+
+/* Slot of the index that points to this hash; NIL when it is not remembered. */
+static uint32_t kvrelay_remembered_find_(const kvrelay_source *s, uint32_t rank,
+                                         uint64_t external) {
+  for (uint32_t i = kvrelay_remembered_hash_(rank, external) & s->index_mask_; s->index_[i] != 0;
+       i = (i + 1) & s->index_mask_) {
+    if (s->index_[i] == KVRELAY_NIL_)
+      continue;
+    const kvrelay_remembered_ *r = &s->ring_[s->index_[i] - 1];
+    if (r->external_ == external && r->rank_ == rank)
+      return i;
+  }
+  return KVRELAY_NIL_;
+}
+
+static void kvrelay_remembered_index_(kvrelay_source *s, uint32_t place) {
+  uint32_t i =
+      kvrelay_remembered_hash_(s->ring_[place].rank_, s->ring_[place].external_) & s->index_mask_;
+  while (s->index_[i] != 0)
+    i = (i + 1) & s->index_mask_;
+  s->index_[i] = place + 1;
+}
+
+/* Graves make probing long; when a quarter of the index is graves it is built anew. */
+static void kvrelay_remembered_bury_(kvrelay_source *s, uint32_t slot) {
+  s->ring_[s->index_[slot] - 1].live_ = false;
+  s->index_[slot] = KVRELAY_NIL_;
+  if (++s->graves_ <= s->index_mask_ / 4)
+    return;
+  kvrelay_index_clear_(s->index_, s->index_mask_);
+  s->graves_ = 0;
+  for (uint32_t i = 0; i < s->ring_len_; i++) {
+    uint32_t place = (s->ring_head_ + i) % s->cfg_.partial_memory;
+    if (s->ring_[place].live_)
+      kvrelay_remembered_index_(s, place);
+  }
+}
+
+static void kvrelay_remember_(kvrelay_source *s, uint32_t rank, uint64_t external) {
+  if (kvrelay_remembered_find_(s, rank, external) != KVRELAY_NIL_)
+    return;
+  if (s->ring_len_ == s->cfg_.partial_memory) {
+    const kvrelay_remembered_ *oldest = &s->ring_[s->ring_head_];
+    uint32_t slot = oldest->live_ ? kvrelay_remembered_find_(s, oldest->rank_, oldest->external_)
+                                  : KVRELAY_NIL_;
+    s->ring_head_ = (s->ring_head_ + 1) % s->cfg_.partial_memory;
+    s->ring_len_--;
+    if (slot != KVRELAY_NIL_)
+      kvrelay_remembered_bury_(s, slot);
+  }
+  uint32_t place = (s->ring_head_ + s->ring_len_++) % s->cfg_.partial_memory;
+  s->ring_[place].external_ = external;
+  s->ring_[place].rank_ = rank;
+  s->ring_[place].live_ = true;
+  kvrelay_remembered_index_(s, place);
+}
+
+static void kvrelay_remember_all_(kvrelay_source *s, uint32_t rank, const kvrelay_engine_event *ev,
+                                  size_t from) {
+  for (size_t i = from; i < ev->externals_len; i++)
+    kvrelay_remember_(s, rank, ev->externals[i]);
+}
+
+/* True when the hash was remembered; it is forgotten then. */
+static bool kvrelay_forget_(kvrelay_source *s, uint32_t rank, uint64_t external) {
+  uint32_t slot = kvrelay_remembered_find_(s, rank, external);
+  if (slot == KVRELAY_NIL_)
+    return false;
+  kvrelay_remembered_bury_(s, slot);
+  return true;
+}
+
+static void kvrelay_forget_rank_(kvrelay_source *s, uint32_t rank) {
+  for (uint32_t i = 0; i < s->ring_len_; i++) {
+    const kvrelay_remembered_ *r = &s->ring_[(s->ring_head_ + i) % s->cfg_.partial_memory];
+    if (r->live_ && r->rank_ == rank)
+      (void)kvrelay_forget_(s, rank, r->external_);
+  }
+}
+
+/* ---- namespaces ---- */
+
+static uint32_t kvrelay_term_slot_(const kvrelay_source *s, uint64_t term) {
+  uint32_t i = (uint32_t)(term >> 32) & s->term_index_mask_;
+  while (s->term_index_[i] != 0 && s->terms_[s->term_index_[i] - 1] != term)
+    i = (i + 1) & s->term_index_mask_;
+  return i;
+}
+
+/* Frees the numbers that no mapping uses any more. */
+static bool kvrelay_terms_sweep_(kvrelay_source *s) {
+  bool found = false;
+  if (s->swept_at_ == s->progress_)
+    return false; /* nothing was removed since the last sweep found nothing */
+  KVRELAY_MEMSET(s->term_used_, 0, s->cfg_.max_namespaces * sizeof *s->term_used_);
+  for (uint32_t rank = 0; rank < s->cfg_.ranks; rank++) {
+    ckf_member member = kvrelay_member_(s, s->cfg_.rank_start + rank);
+    ckf_mapping mapping;
+    for (uint32_t at = 0; ckf_producer_mapping_next(s->state_, &member, &at, &mapping) == 1;) {
+      uint32_t number = mapping.tag >> KVRELAY_TAG_NUMBER_SHIFT_;
+      if (number != 0 && number <= s->cfg_.max_namespaces)
+        s->term_used_[number - 1] = true;
+    }
+  }
+  kvrelay_index_clear_(s->term_index_, s->term_index_mask_);
+  for (uint32_t i = 0; i < s->cfg_.max_namespaces; i++) {
+    found = found || !s->term_used_[i];
+    if (s->term_used_[i])
+      s->term_index_[kvrelay_term_slot_(s, s->terms_[i])] = i + 1;
+  }
+  s->swept_at_ = s->progress_;
+  return found;
+}
+
+/* Number of a namespace with this seed term, made when new; 0 when all numbers are in use. */
+static uint32_t kvrelay_term_number_(kvrelay_source *s, uint64_t term) {
+  uint32_t slot = kvrelay_term_slot_(s, term);
+  if (s->term_index_[slot] != 0)
+    return s->term_index_[slot];
+  for (int attempt = 0; attempt < 2; attempt++) {
+    for (uint32_t i = 0; i < s->cfg_.max_namespaces; i++)
+      if (!s->term_used_[i]) {
+        s->term_used_[i] = true;
+        s->terms_[i] = term;
+        s->term_index_[kvrelay_term_slot_(s, term)] = i + 1;
+        return i + 1;
+      }
+    if (attempt == 0 && !kvrelay_terms_sweep_(s))
+      return 0;
+  }
+  return 0;
+}
+
+/* ---- dropping state ---- */
+
+static int kvrelay_drop_rank_(kvrelay_source *s, uint32_t rank) {
+  ckf_member member = kvrelay_member_(s, rank);
+  kvrelay_forget_rank_(s, rank);
+  s->progress_++;
+  return ckf_producer_remove_rank(s->state_, &member) == CKF_OK ? KVRELAY_OK
+                                                                : KVRELAY_ERR_INVARIANT;
+}
+
+/* Of the ranks that this stream named: others of the worker may be another stream's. */
+static int kvrelay_drop_seen_(kvrelay_source *s) {
+  int err = KVRELAY_OK;
+  for (uint32_t i = 0; i < s->cfg_.ranks && err == KVRELAY_OK; i++)
+    if ((s->ranks_[i] & KVRELAY_RANK_SEEN_) != 0)
+      err = kvrelay_drop_rank_(s, s->cfg_.rank_start + i);
+  return err;
+}
+
+KVRELAY_API int kvrelay_source_clear(kvrelay_source *s, uint64_t now_ns) {
+  (void)now_ns;
+  int err = kvrelay_drop_seen_(s);
+  KVRELAY_MEMSET(s->ranks_, 0, s->cfg_.ranks * sizeof *s->ranks_);
+  s->learned_len_ = 0;
+  s->stats_.complete = false;
+  s->stats_.has_sequence = false;
+  return err;
+}
+
+/* What may have been in `batches` lost ones: removals, stores, a clear. */
+static int kvrelay_loss_(kvrelay_source *s, uint64_t batches) {
+  s->stats_.counts[KVRELAY_COUNT_LOSS] += batches;
+  kvrelay_complete_all_(s, false);
+  return s->cfg_.on_loss == KVRELAY_ON_LOSS_KEEP ? KVRELAY_OK : kvrelay_drop_seen_(s);
+}
+
+KVRELAY_API void kvrelay_source_reconnected(kvrelay_source *s) {
+  s->reconnected_ = s->stats_.has_sequence;
+}
+
+KVRELAY_API int kvrelay_source_sequence(kvrelay_source *s, uint64_t sequence, uint64_t now_ns) {
+  kvrelay_source_stats *st = &s->stats_;
+  int err = KVRELAY_OK;
+  uint64_t gap_max =
+      s->reconnected_ ? 0 : (uint64_t)1 << 32; /* a new process may have passed `next` already */
+  s->reconnected_ = false;
+  if (st->has_sequence && (sequence < s->next_ || sequence - s->next_ > gap_max)) {
+    /* Another process: its cache is empty, and so must be what is known of it. */
+    kvrelay_count_(s, KVRELAY_COUNT_RESTART);
+    err = kvrelay_source_clear(s, now_ns);
+  }
+  if (!st->has_sequence) {
+    kvrelay_complete_all_(s, sequence == 0);
+  } else if (sequence > s->next_) {
+    st->counts[KVRELAY_COUNT_GAP] += sequence - s->next_;
+    err = kvrelay_loss_(s, sequence - s->next_);
+  }
+  st->has_sequence = true;
+  st->last_sequence = sequence;
+  st->last_batch_ns = now_ns;
+  st->batches++;
+  s->next_ = sequence + 1;
+  return err == KVRELAY_OK ? KVRELAY_SEQUENCE_APPLY : err;
+}
+
+KVRELAY_API int kvrelay_source_lost(kvrelay_source *s, int reason, uint64_t now_ns) {
+  (void)now_ns;
+  kvrelay_source_count(s, reason, 1);
+  return kvrelay_loss_(s, 1);
+}
+
+/* ---- filters (events section 7) ---- */
+
+static bool kvrelay_text_is_(kvrelay_text t, const char *word) {
+  return kvrelay_bytes_are_(t.ptr, t.len, word);
+}
+
+/* ASCII case does not matter. */
+static bool kvrelay_text_is_nocase_(kvrelay_text t, const char *upper) {
+  size_t i = 0;
+  for (; i < t.len && upper[i] != 0; i++) {
+    uint8_t c = t.ptr[i];
+    if ((c >= 'a' && c <= 'z' ? c - 32 : c) != (uint8_t)upper[i])
+      return false;
+  }
+  return i == t.len && upper[i] == 0;
+}
+
+/* Tier of a medium, -1 when it is unknown. */
+static int kvrelay_tier_(bool has_medium, kvrelay_text medium) {
+  static const struct {
+    const char *name;
+    int tier;
+  } media[] = {{"GPU", CKF_TIER_DEVICE},
+               {"DEVICE", CKF_TIER_DEVICE},
+               {"CPU", CKF_TIER_HOST_PINNED},
+               {"CPU_PINNED", CKF_TIER_HOST_PINNED},
+               {"CPU_TIER1", CKF_TIER_HOST_PINNED},
+               {"CPU_TIER2", CKF_TIER_DISK},
+               {"DISK", CKF_TIER_DISK},
+               {"NVME", CKF_TIER_DISK},
+               {"STORAGE", CKF_TIER_DISK},
+               {"EXTERNAL", CKF_TIER_EXTERNAL},
+               {"NETWORK", CKF_TIER_EXTERNAL},
+               {"REMOTE", CKF_TIER_EXTERNAL},
+               {"SHARED", CKF_TIER_EXTERNAL}};
+  if (!has_medium || medium.len == 0)
+    return CKF_TIER_DEVICE;
+  for (size_t i = 0; i < sizeof media / sizeof media[0]; i++)
+    if (kvrelay_text_is_nocase_(medium, media[i].name))
+      return media[i].tier;
+  return -1;
+}
+
+/* Reason to drop blocks of this kind of attention, KVRELAY_COUNT_LEN to keep them. */
+static int kvrelay_kind_verdict_(kvrelay_text kind) {
+  static const char *const keep[] = {"full_attention", "mla_attention", "sink_full_attention"};
+  static const char *const drop[] = {
+      "sliding_window",          "sliding_window_mla",     "mamba",
+      "chunked_local_attention", "encoder_only_attention", "cross_attention"};
+  for (size_t i = 0; i < sizeof keep / sizeof keep[0]; i++)
+    if (kvrelay_text_is_(kind, keep[i]))
+      return KVRELAY_COUNT_LEN;
+  for (size_t i = 0; i < sizeof drop / sizeof drop[0]; i++)
+    if (kvrelay_text_is_(kind, drop[i]))
+      return KVRELAY_COUNT_NON_MAIN_ATTENTION_KIND;
+  return KVRELAY_COUNT_UNKNOWN_KIND;
+}
+
+static kvrelay_learned_ *kvrelay_learned_find_(kvrelay_source *s, uint32_t rank, uint32_t group) {
+  for (uint32_t i = 0; i < s->learned_len_; i++)
+    if (s->learned_[i].rank_ == rank && s->learned_[i].group_ == group)
+      return &s->learned_[i];
+  return NULL;
+}
+
+static void kvrelay_learn_(kvrelay_source *s, uint32_t rank, const kvrelay_engine_event *ev) {
+  kvrelay_learned_ *known = kvrelay_learned_find_(s, rank, ev->group);
+  if (known == NULL && s->learned_len_ < KVRELAY_LEARNED_MAX_) {
+    known = &s->learned_[s->learned_len_++];
+    known->rank_ = rank;
+    known->group_ = ev->group;
+  }
+  if (known != NULL)
+    known->kind_ = kvrelay_kind_verdict_(ev->kind);
+}
+
+static int kvrelay_group_verdict_(kvrelay_source *s, uint32_t rank,
+                                  const kvrelay_engine_event *ev) {
+  if (ev->has_kind)
+    return kvrelay_kind_verdict_(ev->kind);
+  if (!ev->has_group)
+    return KVRELAY_COUNT_LEN;
+  const kvrelay_learned_ *known = kvrelay_learned_find_(s, rank, ev->group);
+  if (known != NULL)
+    return known->kind_ == KVRELAY_COUNT_NON_MAIN_ATTENTION_KIND
+               ? KVRELAY_COUNT_NON_MAIN_ATTENTION_GROUP
+               : known->kind_;
+  uint32_t main_group = s->cfg_.has_main_group ? s->cfg_.main_group : 0;
+  return ev->group == main_group ? KVRELAY_COUNT_LEN : KVRELAY_COUNT_UNLEARNED_GROUP_IDX;
+}
+
+/* The first filter that applies, KVRELAY_COUNT_LEN when the event may act on Device state. */
+static int kvrelay_filter_(kvrelay_source *s, uint32_t rank, const kvrelay_engine_event *ev) {
+  bool blocks = ev->type == KVRELAY_ENGINE_STORED || ev->type == KVRELAY_ENGINE_REMOVED;
+  if (ev->has_ownership)
+    return kvrelay_text_is_(ev->ownership, "kvcr") ? KVRELAY_COUNT_UNSUPPORTED_OWNERSHIP
+                                                   : KVRELAY_COUNT_UNKNOWN_OWNERSHIP;
+  if (ev->type == KVRELAY_ENGINE_IGNORED)
+    return KVRELAY_COUNT_IGNORED_EVENT;
+  if (ev->has_locality && !kvrelay_text_is_(ev->locality, "LOCAL"))
+    return KVRELAY_COUNT_NON_LOCAL_LOCALITY;
+  int tier = kvrelay_tier_(ev->has_medium, ev->medium);
+  if (tier < 0)
+    return KVRELAY_COUNT_UNKNOWN_MEDIUM;
+  if (ev->type == KVRELAY_ENGINE_STORED && ev->has_kind && ev->has_group &&
+      (tier == CKF_TIER_DEVICE || tier == CKF_TIER_HOST_PINNED))
+    kvrelay_learn_(s, rank, ev);
+  if (tier != CKF_TIER_DEVICE)
+    return KVRELAY_COUNT_OTHER_TIER;
+  return blocks ? kvrelay_group_verdict_(s, rank, ev) : KVRELAY_COUNT_LEN;
+}
+
+/* ---- from a stored event to blocks (events section 8) ---- */
+
+/* One store on its way: what the steps find out about it. */
+typedef struct kvrelay_store_ {
+  const kvrelay_engine_event *ev;
+  uint32_t rank;
+  ckf_member member;
+  size_t blocks;   /* that will be indexed */
+  uint32_t number; /* of the namespace, 0 = none */
+  uint64_t seed;
+  size_t extra_at, mm_at; /* first item of the block being hashed */
+} kvrelay_store_;
+
+static bool kvrelay_hex64_(kvrelay_text t) {
+  for (size_t i = 0; i < t.len; i++) {
+    uint8_t c = t.ptr[i];
+    if (!((c >= '0' && c <= '9') || (c >= 'a' && c <= 'f') || (c >= 'A' && c <= 'F')))
+      return false;
+  }
+  return t.len == 64;
+}
+
+/* Before vLLM 0.19 an object's identifier stood bare; longer events are newer. */
+static bool kvrelay_bare_object_(const kvrelay_engine_event *ev, kvrelay_text t) {
+  return ev->positional && ev->elements_len <= 9 && kvrelay_hex64_(t);
+}
+
+static const char kvrelay_salt_tag_[] = "dynamo-cache-salt:";
+#define KVRELAY_SALT_TAG_LEN_ (sizeof kvrelay_salt_tag_ - 1)
+
+/* The event's own namespace; empty when it names none.  Counts a salt that cannot be told from
+ * other text. */
+static kvrelay_text kvrelay_own_namespace_(kvrelay_source *s, const kvrelay_engine_event *ev) {
+  kvrelay_text untagged = {NULL, 0};
+  bool lora_seen = ev->lora_name.len == 0, bare = false;
+  if (ev->cache_salt.len != 0)
+    return ev->cache_salt;
+  for (size_t i = 0; i < ev->extra_keys_len && ev->extra_keys[i].block == 0; i++) {
+    kvrelay_text t = ev->extra_keys[i].text;
+    if (ev->extra_keys[i].kind != KVRELAY_EXTRA_TEXT)
+      continue;
+    if (!lora_seen && kvrelay_text_equal(t, ev->lora_name)) {
+      lora_seen = true;
+    } else if (t.len > KVRELAY_SALT_TAG_LEN_ &&
+               KVRELAY_MEMCMP(t.ptr, kvrelay_salt_tag_, KVRELAY_SALT_TAG_LEN_) == 0) {
+      t.ptr += KVRELAY_SALT_TAG_LEN_;
+      t.len -= KVRELAY_SALT_TAG_LEN_;
+      return t;
+    } else if (!kvrelay_bare_object_(ev, t)) {
+      untagged = t;
+      bare = true;
+    }
+  }
+  if (s->cfg_.untagged_salt == KVRELAY_SALT_NAMESPACE)
+    return untagged;
+  if (bare)
+    kvrelay_count_(s, KVRELAY_COUNT_SALT_UNTAGGED);
+  untagged.len = 0;
+  return untagged;
+}
+
+/* Format and block size of 8.3; KVRELAY_COUNT_LEN when the event fits the pool. */
+static int kvrelay_shape_verdict_(kvrelay_source *s, const kvrelay_store_ *st) {
+  const kvrelay_engine_event *ev = st->ev;
+  bool eagle = s->cfg_.hash_format == HASHFMT_FORMAT_EAGLE;
+  if (ev->block_size == 0 && ev->tokens_len == 0)
+    return KVRELAY_COUNT_PLACEHOLDER;
+  if (ev->tokens_len != 0 && ev->pairs != eagle)
+    return KVRELAY_COUNT_FORMAT_MISMATCH;
+  if (ev->block_size == s->cfg_.block_size)
+    return KVRELAY_COUNT_LEN;
+  if (ev->block_size == 0 || s->cfg_.block_size % ev->block_size != 0)
+    return KVRELAY_COUNT_BLOCK_SIZE_MISMATCH;
+  kvrelay_remember_all_(s, st->rank, ev, 0);
+  return KVRELAY_COUNT_SUB_BLOCK;
+}
+
+/* Heap sort by external: bounded work for any list a peer sends. */
+static void kvrelay_sift_u64_(uint64_t *list, size_t at, size_t len) {
+  for (size_t child; (child = 2 * at + 1) < len; at = child) {
+    if (child + 1 < len && list[child + 1] > list[child])
+      child++;
+    if (list[at] >= list[child])
+      return;
+    uint64_t swap = list[at];
+    list[at] = list[child];
+    list[child] = swap;
+  }
+}
+
+static bool kvrelay_has_repeat_(uint64_t *list, size_t len) {
+  if (len <= 8) {
+    for (size_t i = 1; i < len; i++)
+      for (size_t j = 0; j < i; j++)
+        if (list[i] == list[j])
+          return true;
+    return false;
+  }
+  for (size_t i = len / 2; i-- != 0;)
+    kvrelay_sift_u64_(list, i, len);
+  for (size_t end = len; end-- > 1;) {
+    uint64_t swap = list[0];
+    list[0] = list[end];
+    list[end] = swap;
+    if (end + 1 < len && list[end] == list[end + 1])
+      return true;
+    kvrelay_sift_u64_(list, 0, end);
+  }
+  return len > 1 && list[0] == list[1];
+}
+
+/* Integrity and cutting, 8.4 and 8.5; sets st->blocks. */
+static int kvrelay_cut_verdict_(kvrelay_source *s, kvrelay_store_ *st) {
+  const kvrelay_engine_event *ev = st->ev;
+  uint64_t block = s->cfg_.block_size, look_ahead = ev->pairs ? 1 : 0, tokens = ev->tokens_len;
+  if (ev->externals_len > s->cfg_.max_event_blocks)
+    return KVRELAY_COUNT_EVENT_TOO_LARGE;
+  for (size_t i = 0; i < ev->externals_len; i++) {
+    s->removals_[i] = ev->externals[i];
+    if (ev->has_parent && ev->externals[i] == ev->parent)
+      return KVRELAY_COUNT_DUPLICATE_HASH;
+  }
+  if (kvrelay_has_repeat_(s->removals_, ev->externals_len))
+    return KVRELAY_COUNT_DUPLICATE_HASH;
+  if (tokens >= (ev->externals_len + 1) * block + look_ahead) {
+    kvrelay_remember_all_(s, st->rank, ev, 0);
+    return KVRELAY_COUNT_TOKEN_SURPLUS;
+  }
+  uint64_t complete = tokens <= look_ahead ? 0 : (tokens - look_ahead) / block;
+  st->blocks = complete < ev->externals_len ? (size_t)complete : ev->externals_len;
+  /* Guessing for a list that is too short would index an image as text. */
+  if ((ev->extra_keys_blocks != 0 && ev->extra_keys_blocks < st->blocks) ||
+      (ev->has_mm_infos && ev->mm_infos_blocks != 0 && ev->mm_infos_blocks < st->blocks))
+    return KVRELAY_COUNT_MALFORMED_EVENT;
+  return KVRELAY_COUNT_LEN;
+}
+
+/* Namespace of 8.2: own, inherited from the parent, or none; conflicts. */
+static int kvrelay_namespace_verdict_(kvrelay_source *s, kvrelay_store_ *st) {
+  const kvrelay_engine_event *ev = st->ev;
+  kvrelay_text own = kvrelay_own_namespace_(s, ev);
+  uint32_t *tag;
+  bool conflict = false;
+  if (own.len != 0) {
+    st->number = kvrelay_term_number_(s, hashfmt_hash64(own.ptr, own.len, 1));
+    if (st->number == 0)
+      return KVRELAY_COUNT_NAMESPACE_LIMIT;
+  } else if (ev->has_parent &&
+             ckf_producer_find(s->state_, &st->member, ev->parent, NULL, &tag) == 1) {
+    st->number = *tag >> KVRELAY_TAG_NUMBER_SHIFT_;
+    if ((*tag & KVRELAY_TAG_AMBIGUOUS_) != 0)
+      return KVRELAY_COUNT_AMBIGUOUS_CACHE_NAMESPACE;
+  }
+  for (size_t i = 0; i < st->blocks; i++) {
+    if (ckf_producer_find(s->state_, &st->member, ev->externals[i], NULL, &tag) != 1 ||
+        *tag >> KVRELAY_TAG_NUMBER_SHIFT_ == st->number)
+      continue;
+    *tag |= KVRELAY_TAG_AMBIGUOUS_;
+    conflict = true;
+  }
+  if (conflict)
+    return KVRELAY_COUNT_NAMESPACE_CONFLICT;
+  st->seed = hashfmt_seed(ev->lora_name.ptr, ev->lora_name.len, NULL, 0);
+  if (st->number != 0)
+    st->seed += s->terms_[st->number - 1];
+  return KVRELAY_COUNT_LEN;
+}
+
+/* A marker is 16 hex digits and 48 zeros: the form a frontend issues, as opposed to digests that
+ * engines make. */
+static bool kvrelay_mm_hash_(const kvrelay_source *s, kvrelay_text id, uint64_t *hash) {
+  if (s->cfg_.mm_identifiers == KVRELAY_MM_MARKER) {
+    if (!kvrelay_hex64_(id))
+      return false;
+    for (size_t i = 16; i < 64; i++)
+      if (id.ptr[i] != '0')
+        return false;
+  }
+  return hashfmt_mm_identifier(id.ptr, id.len, hash) == 1;
+}
+
+/*
+ * Objects of one block into the removal scratch, in event order; items are consumed from where the
+ * block before ended.  Returns false when the block is a prompt embedding: its tokens say nothing.
+ */
+static bool kvrelay_block_objects_(kvrelay_source *s, kvrelay_store_ *st, uint32_t block,
+                                   size_t *count) {
+  const kvrelay_engine_event *ev = st->ev;
+  bool lora_seen = ev->lora_name.len == 0, embedded = false;
+  *count = 0;
+  for (; st->extra_at < ev->extra_keys_len && ev->extra_keys[st->extra_at].block == block;
+       st->extra_at++) {
+    const kvrelay_extra_key *item = &ev->extra_keys[st->extra_at];
+    bool object = item->kind == KVRELAY_EXTRA_OBJECT;
+    if (item->kind == KVRELAY_EXTRA_BIN) {
+      embedded = true;
+      continue;
+    }
+    if (item->kind == KVRELAY_EXTRA_TEXT) {
+      if (!lora_seen && kvrelay_text_equal(item->text, ev->lora_name)) {
+        lora_seen = true;
+        continue;
+      }
+      object = kvrelay_bare_object_(ev, item->text);
+      if (!object && block == 0)
+        continue; /* salts of the first block are counted where the namespace is looked for */
+    }
+    uint64_t hash;
+    if (!object)
+      kvrelay_count_(s, KVRELAY_COUNT_EXTRA_KEY_IGNORED);
+    else if (!ev->has_mm_infos && kvrelay_mm_hash_(s, item->text, &hash) &&
+             *count < s->cfg_.max_event_blocks)
+      s->removals_[(*count)++] = hash;
+  }
+  for (; st->mm_at < ev->mm_objects_len && ev->mm_objects[st->mm_at].block == block; st->mm_at++)
+    if (ev->has_mm_infos && *count < s->cfg_.max_event_blocks)
+      s->removals_[(*count)++] = ev->mm_objects[st->mm_at].mm_hash;
+  return !embedded;
+}
+
+/* Local hashes of all blocks; a prompt embedding ends the list. */
+static int kvrelay_hash_blocks_(kvrelay_source *s, kvrelay_store_ *st) {
+  const kvrelay_engine_event *ev = st->ev;
+  hashfmt_mm_tokens ids;
+  size_t window = (size_t)s->cfg_.block_size + (ev->pairs ? 1 : 0);
+  ids.image_token_id = s->cfg_.image_token_id;
+  ids.video_token_id = s->cfg_.video_token_id;
+  ids.has_image = s->cfg_.has_image_token_id;
+  ids.has_video = s->cfg_.has_video_token_id;
+  for (size_t i = 0; i < st->blocks; i++) {
+    const uint32_t *tokens = ev->tokens + i * s->cfg_.block_size;
+    size_t objects;
+    s->blocks_[i].external = ev->externals[i];
+    if (!kvrelay_block_objects_(s, st, (uint32_t)i, &objects)) {
+      st->blocks = i;
+      kvrelay_count_(s, KVRELAY_COUNT_EMBEDDED_PROMPT);
+      kvrelay_remember_all_(s, st->rank, ev, i);
+      return KVRELAY_COUNT_LEN;
+    }
+    if (objects == 0)
+      s->blocks_[i].local = hashfmt_local(tokens, window, st->seed);
+    else if (hashfmt_block_mm(tokens, window, s->removals_, objects, &ids, st->seed,
+                              &s->blocks_[i].local) != HASHFMT_OK)
+      return KVRELAY_COUNT_EVENT_TOO_LARGE;
+  }
+  for (size_t i = st->blocks; i < ev->externals_len; i++)
+    kvrelay_count_(s, KVRELAY_COUNT_PARTIAL_BLOCK);
+  kvrelay_remember_all_(s, st->rank, ev, st->blocks);
+  return KVRELAY_COUNT_LEN;
+}
+
+/* ---- applying (events section 9) ---- */
+
+/* One more physical copy of each block, under its namespace. */
+static void kvrelay_tag_blocks_(kvrelay_source *s, const kvrelay_store_ *st) {
+  uint32_t *tag;
+  for (size_t i = 0; i < st->blocks; i++) {
+    if (ckf_producer_find(s->state_, &st->member, s->blocks_[i].external, NULL, &tag) != 1)
+      continue;
+    uint32_t copies = *tag & KVRELAY_TAG_COPIES_;
+    if (copies < KVRELAY_TAG_COPIES_ && (copies == 0 || !s->cfg_.deduplicated))
+      copies++;
+    *tag = copies | (*tag & KVRELAY_TAG_AMBIGUOUS_) | st->number << KVRELAY_TAG_NUMBER_SHIFT_;
+  }
+}
+
+static int kvrelay_apply_store_(kvrelay_source *s, const kvrelay_store_ *st) {
+  const kvrelay_engine_event *ev = st->ev;
+  ckf_outcome out;
+  if (st->blocks == 0)
+    return KVRELAY_OK;
+  (void)ckf_producer_stored(s->state_, &st->member, CKF_TIER_DEVICE, CKF_DOMAIN_MISSING,
+                            ev->has_parent, ev->parent, false, 0, s->blocks_, st->blocks, &out);
+  switch (out.error) {
+  case CKF_OK:
+  case CKF_ERR_CAPACITY_EXHAUSTED:
+    s->stats_.counts[KVRELAY_COUNT_OMITTED_CAPACITY] += out.omitted;
+    s->stats_.blocks_stored += st->blocks;
+    kvrelay_tag_blocks_(s, st);
+    return KVRELAY_OK;
+  case CKF_ERR_PARENT_NOT_FOUND:
+    s->stats_.counts[KVRELAY_COUNT_ORPHAN] += st->blocks;
+    /* Under a hash that was left out on purpose nothing is missing, and so all the way down. */
+    if (kvrelay_remembered_find_(s, st->rank, ev->parent) != KVRELAY_NIL_) {
+      kvrelay_remember_all_(s, st->rank, ev, 0);
+      return KVRELAY_OK;
+    }
+    if (kvrelay_source_complete(s, st->rank))
+      kvrelay_count_(s, KVRELAY_COUNT_RECOVERY); /* asked for; nobody can be asked */
+    kvrelay_complete_rank_(s, st->rank, false);
+    return KVRELAY_OK;
+  case CKF_ERR_INVALID_BLOCK_SEQUENCE:
+    kvrelay_count_(s, KVRELAY_COUNT_REMAP_CONFLICT);
+    return KVRELAY_OK;
+  case CKF_ERR_INVARIANT:
+    return KVRELAY_ERR_INVARIANT;
+  default: /* the exact state is full */
+    kvrelay_count_(s, KVRELAY_COUNT_STATE_LIMIT);
+    kvrelay_complete_rank_(s, st->rank, false);
+    return KVRELAY_OK;
+  }
+}
+
+static int kvrelay_stored_(kvrelay_source *s, uint32_t rank, const kvrelay_engine_event *ev) {
+  kvrelay_store_ st;
+  KVRELAY_MEMSET(&st, 0, sizeof st);
+  st.ev = ev;
+  st.rank = rank;
+  st.member = kvrelay_member_(s, rank);
+  int reason = kvrelay_shape_verdict_(s, &st);
+  /* Hashing an adapter's blocks as base would let base requests match them. */
+  if (reason == KVRELAY_COUNT_LEN && ev->lora_id_set && ev->lora_name.len == 0)
+    reason = KVRELAY_COUNT_LORA_ID_WITHOUT_NAME;
+  if (reason == KVRELAY_COUNT_LEN)
+    reason = kvrelay_cut_verdict_(s, &st);
+  if (reason == KVRELAY_COUNT_LEN)
+    reason = kvrelay_namespace_verdict_(s, &st);
+  if (reason == KVRELAY_COUNT_LEN)
+    reason = kvrelay_hash_blocks_(s, &st);
+  if (reason != KVRELAY_COUNT_LEN) {
+    kvrelay_count_(s, reason);
+    return KVRELAY_OK;
+  }
+  if (ev->pair_gap)
+    kvrelay_count_(s, KVRELAY_COUNT_PAIR_GAP);
+  return kvrelay_apply_store_(s, &st);
+}
+
+/* Removes what the scratch holds. */
+static int kvrelay_remove_some_(kvrelay_source *s, const ckf_member *member, size_t count) {
+  ckf_outcome out;
+  if (count == 0)
+    return KVRELAY_OK;
+  (void)ckf_producer_removed(s->state_, member, CKF_TIER_DEVICE, CKF_DOMAIN_MISSING, s->removals_,
+                             count, &out);
+  s->stats_.counts[KVRELAY_COUNT_UNKNOWN_REMOVAL] += out.unknown;
+  s->stats_.blocks_removed += out.unmapped;
+  s->progress_ += out.unmapped;
+  return out.error == CKF_OK ? KVRELAY_OK : KVRELAY_ERR_INVARIANT;
+}
+
+static int kvrelay_removed_(kvrelay_source *s, uint32_t rank, const kvrelay_engine_event *ev) {
+  ckf_member member = kvrelay_member_(s, rank);
+  size_t count = 0;
+  int err = KVRELAY_OK;
+  for (size_t i = 0; i < ev->externals_len && err == KVRELAY_OK; i++) {
+    uint32_t *tag;
+    bool mapped = ckf_producer_find(s->state_, &member, ev->externals[i], NULL, &tag) == 1;
+    if (mapped && !s->cfg_.deduplicated && (*tag & KVRELAY_TAG_COPIES_) > 1) {
+      --*tag; /* another physical copy is left */
+      continue;
+    }
+    if (!mapped && kvrelay_forget_(s, rank, ev->externals[i]))
+      continue;
+    s->removals_[count++] = ev->externals[i];
+    if (count == s->cfg_.max_event_blocks) {
+      err = kvrelay_remove_some_(s, &member, count);
+      count = 0;
+    }
+  }
+  return err == KVRELAY_OK ? kvrelay_remove_some_(s, &member, count) : err;
+}
+
+static int kvrelay_cleared_(kvrelay_source *s, uint32_t rank, const kvrelay_engine_event *ev) {
+  ckf_member member = kvrelay_member_(s, rank);
+  ckf_outcome out;
+  bool all = ev->type == KVRELAY_ENGINE_CLEARED && (!ev->has_medium || ev->medium.len == 0);
+  (void)ckf_producer_cleared(s->state_, &member, CKF_DOMAIN_MISSING, &out);
+  if (out.error != CKF_OK)
+    return KVRELAY_ERR_INVARIANT;
+  kvrelay_forget_rank_(s, rank);
+  s->stats_.blocks_removed += out.unmapped;
+  s->progress_++;
+  if (all)
+    kvrelay_complete_rank_(s, rank, true);
+  return KVRELAY_OK;
+}
+
+KVRELAY_API int kvrelay_source_event(kvrelay_source *s, bool has_rank, uint32_t rank,
+                                     const kvrelay_engine_event *ev, uint64_t now_ns) {
+  (void)now_ns;
+  if (!has_rank)
+    rank = s->cfg_.default_rank;
+  s->stats_.stored += ev->type == KVRELAY_ENGINE_STORED;
+  s->stats_.removed += ev->type == KVRELAY_ENGINE_REMOVED;
+  s->stats_.cleared += ev->type == KVRELAY_ENGINE_CLEARED;
+  s->stats_.tier_cleared += ev->type == KVRELAY_ENGINE_TIER_CLEARED;
+  int reason = KVRELAY_COUNT_LEN;
+  if (rank < s->cfg_.rank_start || rank - s->cfg_.rank_start >= s->cfg_.ranks)
+    reason = KVRELAY_COUNT_FOREIGN_RANK;
+  else if (ev->type == KVRELAY_ENGINE_UNKNOWN)
+    reason = KVRELAY_COUNT_UNKNOWN_EVENT;
+  else if (ev->type == KVRELAY_ENGINE_TOO_LARGE)
+    reason = KVRELAY_COUNT_EVENT_TOO_LARGE;
+  else if (ev->type < KVRELAY_ENGINE_STORED || ev->type > KVRELAY_ENGINE_IGNORED)
+    reason = KVRELAY_COUNT_MALFORMED_EVENT;
+  else
+    reason = kvrelay_filter_(s, rank, ev);
+  if (reason != KVRELAY_COUNT_LEN) {
+    kvrelay_count_(s, reason);
+    return KVRELAY_OK;
+  }
+  if ((s->ranks_[rank - s->cfg_.rank_start] & KVRELAY_RANK_SEEN_) == 0)
+    kvrelay_complete_rank_(s, rank, kvrelay_source_complete(s, rank));
+  if (ev->type == KVRELAY_ENGINE_STORED)
+    return kvrelay_stored_(s, rank, ev);
+  if (ev->type == KVRELAY_ENGINE_REMOVED)
+    return kvrelay_removed_(s, rank, ev);
+  return kvrelay_cleared_(s, rank, ev);
+}
+
 #ifdef __cplusplus
 }
 #endif

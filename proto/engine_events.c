@@ -15,7 +15,9 @@ static int read_token(cursor *c, mpack_token_t *t) {
   if (c->left == 0)
     return KVRELAY_ERR_TRUNCATED;
   int result = mpack_read(&buffer, &c->at, &c->left, t);
-  return result == MPACK_OK ? KVRELAY_OK : result == MPACK_EOF ? KVRELAY_ERR_TRUNCATED : KVRELAY_ERR_MALFORMED;
+  return result == MPACK_OK    ? KVRELAY_OK
+         : result == MPACK_EOF ? KVRELAY_ERR_TRUNCATED
+                               : KVRELAY_ERR_MALFORMED;
 }
 
 static int read_bytes(cursor *c, size_t len, kvrelay_text *out) {
@@ -58,7 +60,8 @@ static int skip_value(cursor *c) {
   return KVRELAY_OK;
 }
 
-/* The readers below work on payloads that skip_value accepted: no token is missing.  Each reads one whole value. */
+/* The readers below work on payloads that skip_value accepted: no token is missing.  Each reads one
+ * whole value. */
 
 static mpack_token_t next(cursor *c) {
   mpack_token_t t;
@@ -72,7 +75,9 @@ static mpack_token_t next(cursor *c) {
 /* What is behind a head: bytes of a string, values of a container. */
 static void skip_rest(cursor *c, const mpack_token_t *head) {
   kvrelay_text ignored;
-  uint64_t values = head->type == MPACK_TOKEN_ARRAY ? head->length : head->type == MPACK_TOKEN_MAP ? 2 * (uint64_t)head->length : 0;
+  uint64_t values = head->type == MPACK_TOKEN_ARRAY ? head->length
+                    : head->type == MPACK_TOKEN_MAP ? 2 * (uint64_t)head->length
+                                                    : 0;
   if (has_bytes(head))
     (void)read_bytes(c, head->length, &ignored);
   while (values-- != 0)
@@ -89,9 +94,13 @@ static bool read_text(cursor *c, kvrelay_text *out) {
   return false;
 }
 
-static bool text_is(kvrelay_text t, const char *word) { return t.len == strlen(word) && memcmp(t.ptr, word, t.len) == 0; }
+static bool text_is(kvrelay_text t, const char *word) {
+  return t.len == strlen(word) && memcmp(t.ptr, word, t.len) == 0;
+}
 
-static uint64_t token_u64(const mpack_token_t *t) { return (uint64_t)t->data.value.hi << 32 | t->data.value.lo; }
+static uint64_t token_u64(const mpack_token_t *t) {
+  return (uint64_t)t->data.value.hi << 32 | t->data.value.lo;
+}
 
 /* Any integer as 64 bits, negative ones in two's complement. */
 static bool integer_of(const mpack_token_t *t, uint64_t *out) {
@@ -223,7 +232,8 @@ static bool read_tokens(cursor *c, reading *r) {
 
 static bool read_u32(cursor *c, uint32_t *out) { return read_token_id(c, out); }
 
-/* Item of a block's extra keys: a bare string, [identifier, offset], a digest, or something to ignore. */
+/* Item of a block's extra keys: a bare string, [identifier, offset], a digest, or something to
+ * ignore. */
 static void read_extra_key(cursor *c, kvrelay_extra_key *item) {
   mpack_token_t t = next(c);
   item->kind = KVRELAY_EXTRA_OTHER;
@@ -456,7 +466,9 @@ static const struct {
 } tags[] = {
     {"BlockStored", KVRELAY_ENGINE_STORED, ~0u, FIELD_HASHES | FIELD_TOKENS | FIELD_BLOCK_SIZE},
     {"BlockRemoved", KVRELAY_ENGINE_REMOVED,
-     FIELD_HASHES | FIELD_MEDIUM | FIELD_GROUP | FIELD_KIND | FIELD_WINDOW | FIELD_LOCALITY | FIELD_OWNERSHIP, FIELD_HASHES},
+     FIELD_HASHES | FIELD_MEDIUM | FIELD_GROUP | FIELD_KIND | FIELD_WINDOW | FIELD_LOCALITY |
+         FIELD_OWNERSHIP,
+     FIELD_HASHES},
     {"AllBlocksCleared", KVRELAY_ENGINE_CLEARED, FIELD_MEDIUM | FIELD_OWNERSHIP, 0},
     {"TierBlocksCleared", KVRELAY_ENGINE_TIER_CLEARED, FIELD_MEDIUM | FIELD_OWNERSHIP, 0},
     {"Ignored", KVRELAY_ENGINE_IGNORED, 0, 0},
@@ -546,13 +558,17 @@ static void read_map_event(cursor *c, reading *r, size_t pairs) {
     settle(r, tag_index(tag));
 }
 
-/* The tail of positional events, events 6.5: up to five slots whose meaning depends on their types. */
+/* The tail of positional events, events 6.5: up to five slots whose meaning depends on their types.
+ */
 #define TAIL_SLOTS 5
-static const unsigned tail_order[TAIL_SLOTS] = {FIELD_GROUP, FIELD_KIND, FIELD_WINDOW, FIELD_LOCALITY, FIELD_OWNERSHIP};
+static const unsigned tail_order[TAIL_SLOTS] = {FIELD_GROUP, FIELD_KIND, FIELD_WINDOW,
+                                                FIELD_LOCALITY, FIELD_OWNERSHIP};
 
 static bool tail_wants_number(size_t slot) { return slot == 0 || slot == 2; }
 
-static bool is_u32(const mpack_token_t *t) { return t->type == MPACK_TOKEN_UINT && t->data.value.hi == 0; }
+static bool is_u32(const mpack_token_t *t) {
+  return t->type == MPACK_TOKEN_UINT && t->data.value.hi == 0;
+}
 
 /* What a slot means when the fixed order does not hold. */
 static unsigned tail_field_by_type(const mpack_token_t *t, kvrelay_text text, const reading *r) {
@@ -579,14 +595,16 @@ static void read_tail(cursor *c, reading *r, size_t count) {
     texts[i].len = 0;
     if (heads[i].type == MPACK_TOKEN_STR)
       (void)read_bytes(&value, heads[i].length, &texts[i]);
-    bool contradicts = heads[i].type == MPACK_TOKEN_ARRAY || (is_u32(&heads[i]) && !tail_wants_number(i)) ||
+    bool contradicts = heads[i].type == MPACK_TOKEN_ARRAY ||
+                       (is_u32(&heads[i]) && !tail_wants_number(i)) ||
                        (heads[i].type == MPACK_TOKEN_STR && tail_wants_number(i));
     in_order = in_order && !contradicts;
     (void)skip_value(&scan);
   }
   for (size_t i = 0; i < slots; i++) {
     unsigned field = in_order ? tail_order[i] : tail_field_by_type(&heads[i], texts[i], r);
-    bool usable = is_u32(&heads[i]) || heads[i].type == MPACK_TOKEN_STR || heads[i].type == MPACK_TOKEN_ARRAY;
+    bool usable =
+        is_u32(&heads[i]) || heads[i].type == MPACK_TOKEN_STR || heads[i].type == MPACK_TOKEN_ARRAY;
     if (usable && field != 0)
       read_field(c, r, field);
     else
@@ -606,7 +624,11 @@ static void read_positional_event(cursor *c, reading *r, size_t elements) {
     const unsigned *fields;
     size_t len;
     bool tail;
-  } shapes[TAGS_LEN] = {{stored, 8, true}, {removed, 2, true}, {cleared, 1, false}, {tier_cleared, 2, false}, {NULL, 0, false}};
+  } shapes[TAGS_LEN] = {{stored, 8, true},
+                        {removed, 2, true},
+                        {cleared, 1, false},
+                        {tier_cleared, 2, false},
+                        {NULL, 0, false}};
   kvrelay_text tag = {NULL, 0};
   if (elements == 0)
     return;
@@ -661,7 +683,8 @@ static void read_rank(cursor *c, kvrelay_engine_batch *batch) {
   batch->has_rank = batch->rank_type = false;
   if (t.type == MPACK_TOKEN_NIL)
     return;
-  if (integer_of(&t, &rank) && rank + ((uint64_t)1 << 31) <= UINT32_MAX + ((uint64_t)1 << 31)) { /* -2^31 .. 2^32 - 1 */
+  if (integer_of(&t, &rank) &&
+      rank + ((uint64_t)1 << 31) <= UINT32_MAX + ((uint64_t)1 << 31)) { /* -2^31 .. 2^32 - 1 */
     batch->has_rank = true;
     batch->rank = (uint32_t)rank;
     return;
@@ -679,7 +702,8 @@ static bool find_events(cursor *c, kvrelay_engine_decoder *d) {
   return t.type == MPACK_TOKEN_ARRAY;
 }
 
-static bool read_map_batch(cursor *c, kvrelay_engine_decoder *d, kvrelay_engine_batch *batch, size_t pairs) {
+static bool read_map_batch(cursor *c, kvrelay_engine_decoder *d, kvrelay_engine_batch *batch,
+                           size_t pairs) {
   bool found = false;
   for (size_t i = 0; i < pairs; i++) {
     kvrelay_text key = {NULL, 0};
@@ -691,7 +715,8 @@ static bool read_map_batch(cursor *c, kvrelay_engine_decoder *d, kvrelay_engine_
       found = find_events(c, d);
     else if (text_is(key, "ts"))
       read_ts(c, batch);
-    else if (text_is(key, "data_parallel_rank") || text_is(key, "dp_rank") || text_is(key, "attn_dp_rank"))
+    else if (text_is(key, "data_parallel_rank") || text_is(key, "dp_rank") ||
+             text_is(key, "attn_dp_rank"))
       read_rank(c, batch);
     else
       (void)skip_value(c);
@@ -699,7 +724,8 @@ static bool read_map_batch(cursor *c, kvrelay_engine_decoder *d, kvrelay_engine_
   return found;
 }
 
-int kvrelay_engine_batch_begin(kvrelay_engine_decoder *d, const uint8_t *payload, size_t len, kvrelay_engine_batch *batch) {
+int kvrelay_engine_batch_begin(kvrelay_engine_decoder *d, const uint8_t *payload, size_t len,
+                               kvrelay_engine_batch *batch) {
   cursor c = {(const char *)payload, len}, end = c;
   memset(batch, 0, sizeof *batch);
   d->events_left_ = 0;
@@ -721,8 +747,8 @@ int kvrelay_engine_batch_begin(kvrelay_engine_decoder *d, const uint8_t *payload
   return found ? KVRELAY_OK : KVRELAY_ERR_MALFORMED;
 }
 
-int kvrelay_engine_feed(kvrelay_engine_decoder *d, kvrelay_source *s, uint64_t sequence, const uint8_t *payload, size_t len,
-                        uint64_t now_ns) {
+int kvrelay_engine_feed(kvrelay_engine_decoder *d, kvrelay_source *s, uint64_t sequence,
+                        const uint8_t *payload, size_t len, uint64_t now_ns) {
   kvrelay_engine_batch batch;
   kvrelay_engine_event event;
   int verdict = kvrelay_source_sequence(s, sequence, now_ns);
@@ -746,10 +772,12 @@ static size_t few(size_t max_tokens) { return max_tokens / 8 + 64; }
 size_t kvrelay_engine_decoder_mem_size(size_t max_tokens) {
   if (max_tokens < 64 || max_tokens > (size_t)1 << 28)
     return 0;
-  return max_tokens * (sizeof(uint64_t) + sizeof(uint32_t)) + few(max_tokens) * (sizeof(kvrelay_extra_key) + sizeof(kvrelay_mm_object)) + 16;
+  return max_tokens * (sizeof(uint64_t) + sizeof(uint32_t)) +
+         few(max_tokens) * (sizeof(kvrelay_extra_key) + sizeof(kvrelay_mm_object)) + 16;
 }
 
-int kvrelay_engine_decoder_init(kvrelay_engine_decoder *d, size_t max_tokens, void *mem, size_t len) {
+int kvrelay_engine_decoder_init(kvrelay_engine_decoder *d, size_t max_tokens, void *mem,
+                                size_t len) {
   size_t need = kvrelay_engine_decoder_mem_size(max_tokens);
   if (need == 0 || mem == NULL)
     return KVRELAY_ERR_ARG;

@@ -6,12 +6,13 @@
  *   size_t len = kvrelay_engine_decoder_mem_size(1 << 20);
  *   if (kvrelay_engine_decoder_init(&d, 1 << 20, malloc(len), len) != KVRELAY_OK) return;
  *   kvrelay_engine_batch batch;
- *   if (kvrelay_engine_batch_begin(&d, payload, payload_len, &batch) != KVRELAY_OK) …   // a lost batch
- *   kvrelay_engine_event ev;
- *   while (kvrelay_engine_batch_next(&d, &ev)) …
+ *   if (kvrelay_engine_batch_begin(&d, payload, payload_len, &batch) != KVRELAY_OK) …   // a lost
+ * batch kvrelay_engine_event ev; while (kvrelay_engine_batch_next(&d, &ev)) …
  *
- * Both encodings of a batch and of an event, of every engine version since 2025; formats are described in WIRE.md.  A payload is checked to be
- * well-formed msgpack as a whole before the first event comes out.  Tokens are read by libmpack, which builds no objects; nothing here calls malloc.
+ * Both encodings of a batch and of an event, of every engine version since 2025; formats are
+ * described in WIRE.md.  A payload is checked to be well-formed msgpack as a whole before the first
+ * event comes out.  Tokens are read by libmpack, which builds no objects; nothing here calls
+ * malloc.
  */
 #ifndef KVRELAY_ENGINE_EVENTS_H
 #define KVRELAY_ENGINE_EVENTS_H
@@ -25,9 +26,9 @@ typedef struct kvrelay_engine_batch {
   bool has_ts;
   double ts; /* seconds, wall clock of the engine; only informative */
   bool has_rank;
-  uint32_t rank;        /* negative numbers in two's complement */
-  bool rank_type;       /* the rank had an impossible type and counts as absent */
-  size_t events;        /* how many will come out */
+  uint32_t rank;         /* negative numbers in two's complement */
+  bool rank_type;        /* the rank had an impossible type and counts as absent */
+  size_t events;         /* how many will come out */
   size_t trailing_bytes; /* behind the value, ignored */
 } kvrelay_engine_batch;
 
@@ -51,20 +52,25 @@ typedef struct kvrelay_engine_decoder {
 /* Bytes for events of at most `max_tokens` tokens, 64 .. 2^28; 0 when out of range. */
 size_t kvrelay_engine_decoder_mem_size(size_t max_tokens);
 /* KVRELAY_OK; KVRELAY_ERR_ARG; KVRELAY_ERR_NOSPACE.  `mem` is used as long as the decoder. */
-KVRELAY_MUST_USE int kvrelay_engine_decoder_init(kvrelay_engine_decoder *d, size_t max_tokens, void *mem, size_t len);
+KVRELAY_MUST_USE int kvrelay_engine_decoder_init(kvrelay_engine_decoder *d, size_t max_tokens,
+                                                 void *mem, size_t len);
 
 /*
- * Checks a payload and finds its events.  `payload` must stay until the last event was handled.  KVRELAY_OK; KVRELAY_ERR_TRUNCATED (cut off),
- * KVRELAY_ERR_MALFORMED (not msgpack, or no batch), KVRELAY_ERR_LIMIT (nested too deep): nothing of it may be applied.
+ * Checks a payload and finds its events.  `payload` must stay until the last event was handled.
+ * KVRELAY_OK; KVRELAY_ERR_TRUNCATED (cut off), KVRELAY_ERR_MALFORMED (not msgpack, or no batch),
+ * KVRELAY_ERR_LIMIT (nested too deep): nothing of it may be applied.
  */
-KVRELAY_MUST_USE int kvrelay_engine_batch_begin(kvrelay_engine_decoder *d, const uint8_t *payload, size_t len, kvrelay_engine_batch *batch);
-/* 1 and the next event (of any enum kvrelay_engine_event_type), 0 at the end.  The event is lent until the next call. */
+KVRELAY_MUST_USE int kvrelay_engine_batch_begin(kvrelay_engine_decoder *d, const uint8_t *payload,
+                                                size_t len, kvrelay_engine_batch *batch);
+/* 1 and the next event (of any enum kvrelay_engine_event_type), 0 at the end.  The event is lent
+ * until the next call. */
 int kvrelay_engine_batch_next(kvrelay_engine_decoder *d, kvrelay_engine_event *ev);
 /*
- * One message of an engine on its whole way: order, decoding, every event into the source, which counts what it drops.  KVRELAY_OK, or
- * KVRELAY_ERR_INVARIANT: fence the producer.
+ * One message of an engine on its whole way: order, decoding, every event into the source, which
+ * counts what it drops.  KVRELAY_OK, or KVRELAY_ERR_INVARIANT: fence the producer.
  */
-KVRELAY_MUST_USE int kvrelay_engine_feed(kvrelay_engine_decoder *d, kvrelay_source *s, uint64_t sequence, const uint8_t *payload, size_t len,
+KVRELAY_MUST_USE int kvrelay_engine_feed(kvrelay_engine_decoder *d, kvrelay_source *s,
+                                         uint64_t sequence, const uint8_t *payload, size_t len,
                                          uint64_t now_ns);
 
 #endif

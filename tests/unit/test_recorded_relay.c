@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The relay of Dynamo, recorded: our producer, fed with the recorded operations, ends with the recorded words, and our consumer takes the
- * recorded catalog and filter streams and ends with them too.
+ * The relay of Dynamo, recorded: our producer, fed with the recorded operations, ends with the
+ * recorded words, and our consumer takes the recorded catalog and filter streams and ends with them
+ * too.
  */
 #include <criterion/criterion.h>
 #include <openssl/evp.h>
@@ -35,7 +36,8 @@ static void apply(ckf_producer *p, uint32_t rank, const json_t *op) {
   ckf_outcome outcome;
   uint64_t *external = vec_u64s(vec_get(op, "external"), &n);
   if (strcmp(vec_str(vec_get(op, "op")), "remove") == 0) {
-    (void)ckf_producer_removed(p, &member, CKF_TIER_DEVICE, CKF_DOMAIN_MISSING, external, n, &outcome);
+    (void)ckf_producer_removed(p, &member, CKF_TIER_DEVICE, CKF_DOMAIN_MISSING, external, n,
+                               &outcome);
   } else {
     uint64_t *local = vec_u64s(vec_get(op, "local"), &n_local);
     cr_assert_eq(n, n_local);
@@ -44,8 +46,8 @@ static void apply(ckf_producer *p, uint32_t rank, const json_t *op) {
       blocks[i] = (ckf_block){external[i], local[i]};
     const json_t *parent = vec_get(op, "parent");
     bool has_parent = !json_is_null(parent);
-    (void)ckf_producer_stored(p, &member, CKF_TIER_DEVICE, CKF_DOMAIN_MISSING, has_parent, has_parent ? vec_u64(parent) : 0, false, 0,
-                              blocks, n, &outcome);
+    (void)ckf_producer_stored(p, &member, CKF_TIER_DEVICE, CKF_DOMAIN_MISSING, has_parent,
+                              has_parent ? vec_u64(parent) : 0, false, 0, blocks, n, &outcome);
     /* A fault of the source empties the rank and silences it. */
     if (outcome.error != CKF_OK && outcome.error != CKF_ERR_CAPACITY_EXHAUSTED)
       cr_assert_eq(ckf_producer_remove_rank(p, &member), CKF_OK);
@@ -74,7 +76,7 @@ static void producer_ends_like(const json_t *all, const char *stream, uint64_t e
   size_t i;
   json_t *op;
   const json_t *operations = vec_get(all, "operations");
-  json_array_foreach(operations, i, op) {
+  json_array_foreach (operations, i, op) {
     const char *kind = vec_str(vec_get(op, "op"));
     if (strcmp(kind, "note") == 0) {
       conflict = strcmp(vec_str(vec_get(op, "text")), "after conflicting store") == 0 || conflict;
@@ -86,8 +88,8 @@ static void producer_ends_like(const json_t *all, const char *stream, uint64_t e
     apply(&p, rank, op);
   }
   cr_assert(conflict);
-  cr_assert_eq(digest(ckf_producer_words(&p), ckf_producer_format(&p)->bucket_count), vec_u64(vec_get(final, "words_xxh3")), "%s",
-               stream);
+  cr_assert_eq(digest(ckf_producer_words(&p), ckf_producer_format(&p)->bucket_count),
+               vec_u64(vec_get(final, "words_xxh3")), "%s", stream);
   free(mem);
 }
 
@@ -133,7 +135,8 @@ static void capture_close(capture *c) {
   free(c->bytes);
 }
 
-/* The next record: its type as 'r', 'm', 'e', or 0 at the end; fills the bytes of requests and messages. */
+/* The next record: its type as 'r', 'm', 'e', or 0 at the end; fills the bytes of requests and
+ * messages. */
 static char capture_next(capture *c, kvrelay_status *end) {
   if (getline(&c->line, &c->cap, c->file) <= 0)
     return 0;
@@ -157,7 +160,8 @@ static char capture_next(capture *c, kvrelay_status *end) {
     const json_t *reason = json_object_get(record, "reason");
     end->grpc = KVRELAY_GRPC_UNAVAILABLE;
     if (json_is_string(reason))
-      end->reason = kvrelay_reason_from_name((const uint8_t *)json_string_value(reason), json_string_length(reason));
+      end->reason = kvrelay_reason_from_name((const uint8_t *)json_string_value(reason),
+                                             json_string_length(reason));
   }
   json_decref(record);
   return type;
@@ -207,7 +211,9 @@ static void follower_run(follower *f, void **replicas, size_t *count) {
     } else if (a.kind == KVRELAY_ACTION_REPLICA_NEED) {
       cr_assert_lt(*count, 8);
       replicas[*count] = malloc(a.bytes);
-      cr_assert_eq(kvrelay_consumer_replica_give(&f->consumer, a.pool, replicas[*count], a.bytes, f->now_ns), KVRELAY_OK);
+      cr_assert_eq(
+          kvrelay_consumer_replica_give(&f->consumer, a.pool, replicas[*count], a.bytes, f->now_ns),
+          KVRELAY_OK);
       (*count)++;
     } else {
       cr_assert_neq(a.kind, KVRELAY_ACTION_STOP);
@@ -217,13 +223,15 @@ static void follower_run(follower *f, void **replicas, size_t *count) {
 }
 
 /* A catalog with nothing but the producer that the recorded request names. */
-static void follower_catalog(follower *f, const kvrelay_producer *producer, kvrelay_relay_identity relay) {
+static void follower_catalog(follower *f, const kvrelay_producer *producer,
+                             kvrelay_relay_identity relay) {
   static const int32_t role = KVRELAY_ROLE_AGGREGATED;
   kvrelay_descriptor d;
   memset(&d, 0, sizeof d);
   d.producer = *producer;
   d.serving_endpoint.present = true;
-  d.serving_endpoint.namespace_ = d.serving_endpoint.component = d.serving_endpoint.endpoint = (kvrelay_text){(const uint8_t *)"x", 1};
+  d.serving_endpoint.namespace_ = d.serving_endpoint.component = d.serving_endpoint.endpoint =
+      (kvrelay_text){(const uint8_t *)"x", 1};
   d.query_semantics.present = true;
   d.query_semantics.kv_block_size = 4;
   d.query_semantics.hash_format = HASHFMT_FORMAT_STANDARD;
@@ -238,11 +246,13 @@ static void follower_catalog(follower *f, const kvrelay_producer *producer, kvre
   u.snapshot_present = true;
   u.pools = &d;
   u.pools_len = 1;
-  cr_assert_eq(kvrelay_consumer_feed_catalog(&f->consumer, f->catalog_call, &u, f->now_ns), KVRELAY_OK);
+  cr_assert_eq(kvrelay_consumer_feed_catalog(&f->consumer, f->catalog_call, &u, f->now_ns),
+               KVRELAY_OK);
 }
 
 /* Feeds a recorded filter stream; returns the number of deltas and the final state. */
-static size_t follow(const char *path, uint64_t *sequence, uint64_t *words_digest, kvrelay_status *end, bool *live_at_end) {
+static size_t follow(const char *path, uint64_t *sequence, uint64_t *words_digest,
+                     kvrelay_status *end, bool *live_at_end) {
   capture c;
   follower f;
   void *replicas[8];
@@ -252,7 +262,8 @@ static size_t follow(const char *path, uint64_t *sequence, uint64_t *words_diges
   capture_open(&c, path);
   follower_open(&f);
   cr_assert_eq(capture_next(&c, end), 'r');
-  cr_assert_eq(kvrelay_pb_decode_request(KVRELAY_METHOD_SUBSCRIBE_POOL, c.bytes, c.len, &request), KVRELAY_OK);
+  cr_assert_eq(kvrelay_pb_decode_request(KVRELAY_METHOD_SUBSCRIBE_POOL, c.bytes, c.len, &request),
+               KVRELAY_OK);
   kvrelay_producer producer = request.expected_producer;
   follower_run(&f, replicas, &replica_count);
   for (char type; (type = capture_next(&c, end)) != 0;) {
@@ -268,10 +279,12 @@ static size_t follow(const char *path, uint64_t *sequence, uint64_t *words_diges
     }
     deltas += u.kind == KVRELAY_UPDATE_DELTA;
     f.now_ns += SECOND / 10;
-    cr_assert_eq(kvrelay_consumer_feed_filter(&f.consumer, f.filter_call, &u, f.now_ns), KVRELAY_OK);
+    cr_assert_eq(kvrelay_consumer_feed_filter(&f.consumer, f.filter_call, &u, f.now_ns),
+                 KVRELAY_OK);
     follower_run(&f, replicas, &replica_count);
     cr_assert_eq(kvrelay_consumer_pool_get(&f.consumer, 0, f.now_ns, &view), KVRELAY_OK);
-    cr_assert_eq(view.fault, KVRELAY_FAULT_NONE, "%s: the consumer complained about a recorded frame: %d", path, view.fault);
+    cr_assert_eq(view.fault, KVRELAY_FAULT_NONE,
+                 "%s: the consumer complained about a recorded frame: %d", path, view.fault);
   }
   *live_at_end = view.state == KVRELAY_REPLICA_LIVE;
   *sequence = view.sequence;
@@ -291,7 +304,7 @@ Test(recorded_relay, consumer_ends_with_the_recorded_words) {
   const char *stream;
   json_t *final;
   size_t streams = 0;
-  json_object_foreach(json_object_get(all, "final"), stream, final) {
+  json_object_foreach (json_object_get(all, "final"), stream, final) {
     char path[128];
     uint64_t sequence, words;
     bool live;
@@ -310,7 +323,8 @@ Test(recorded_relay, consumer_ends_with_the_recorded_words) {
 
 /* A subscriber that came late ends where the first one ended. */
 Test(recorded_relay, a_late_subscriber_ends_with_the_same_words) {
-  static const char *const pairs[][2] = {{"b512_prod", "b512_prod_late"}, {"b64_prod", "b64_prod_late"}};
+  static const char *const pairs[][2] = {{"b512_prod", "b512_prod_late"},
+                                         {"b64_prod", "b64_prod_late"}};
   for (size_t i = 0; i < 2; i++) {
     uint64_t sequence[2], words[2];
     for (size_t j = 0; j < 2; j++) {
@@ -363,7 +377,8 @@ Test(recorded_relay, its_catalog_is_taken_message_by_message) {
     kvrelay_catalog_update u;
     f.arena.used = 0;
     cr_assert_eq(kvrelay_pb_decode_catalog(c.bytes, c.len, &f.arena, &u), KVRELAY_OK);
-    cr_assert_eq(kvrelay_consumer_feed_catalog(&f.consumer, f.catalog_call, &u, f.now_ns), KVRELAY_OK);
+    cr_assert_eq(kvrelay_consumer_feed_catalog(&f.consumer, f.catalog_call, &u, f.now_ns),
+                 KVRELAY_OK);
     uint64_t revision;
     uint32_t pools;
     cr_assert(kvrelay_consumer_catalog(&f.consumer, &revision, &pools));

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Recorded streams of real engines end in the state that an independent program computed: canonical keys, engine hashes with their copies,
- * depth of every prompt, and what was counted.  Live messages only: replies to replay requests repeat them.
+ * Recorded streams of real engines end in the state that an independent program computed: canonical
+ * keys, engine hashes with their copies, depth of every prompt, and what was counted.  Live
+ * messages only: replies to replay requests repeat them.
  */
 #include <criterion/criterion.h>
 #include <criterion/parameterized.h>
@@ -55,7 +56,9 @@ static uint64_t run(feeder *f, const char *name, uint64_t *replies) {
     live++;
     cr_assert_eq(r.frames_len, 3);
     cr_assert_eq(r.frame_len[1], 8);
-    cr_assert_eq(kvrelay_engine_feed(&f->decoder, &f->source, big_endian(r.frame[1]), r.frame[2], r.frame_len[2], r.at_ns), KVRELAY_OK);
+    cr_assert_eq(kvrelay_engine_feed(&f->decoder, &f->source, big_endian(r.frame[1]), r.frame[2],
+                                     r.frame_len[2], r.at_ns),
+                 KVRELAY_OK);
     cr_assert_eq(ckf_producer_check_(f->producer), CKF_OK);
   }
   cr_assert_eq(more, 0, "%s: %s", path, why);
@@ -93,11 +96,13 @@ static void check_live(const feeder *f, const char *name, uint32_t rank, const j
   qsort(want, want_len, sizeof *want, by_value);
   cr_assert_eq(got_len, want_len, "%s: %zu keys, wanted %zu", name, got_len, want_len);
   for (size_t i = 0; i < want_len; i++)
-    cr_assert_eq(got[i], want[i], "%s: key %zu is %" PRIu64 ", wanted %" PRIu64, name, i, got[i], want[i]);
+    cr_assert_eq(got[i], want[i], "%s: key %zu is %" PRIu64 ", wanted %" PRIu64, name, i, got[i],
+                 want[i]);
   free(want);
 }
 
-/* Copies cannot be read out, but taken away: the last removal, and no earlier one, ends a mapping. */
+/* Copies cannot be read out, but taken away: the last removal, and no earlier one, ends a mapping.
+ */
 static void check_externals(feeder *f, const char *name, uint32_t rank, const json_t *expected) {
   const char *key;
   json_t *value;
@@ -105,10 +110,12 @@ static void check_externals(feeder *f, const char *name, uint32_t rank, const js
   json_t *externals = vec_get(expected, "externals");
   cr_assert_eq(blocks_of(f, rank), json_object_size(externals), "%s", name);
   uint64_t before = counted(f, KVRELAY_COUNT_UNKNOWN_REMOVAL);
-  json_object_foreach(externals, key, value) {
-    uint64_t external = strtoull(key, NULL, 10), canonical, copies = vec_u64(vec_get(value, "copies"));
+  json_object_foreach (externals, key, value) {
+    uint64_t external = strtoull(key, NULL, 10), canonical,
+             copies = vec_u64(vec_get(value, "copies"));
     for (uint64_t copy = 0; copy < copies; copy++) {
-      cr_assert_eq(ckf_producer_find(f->producer, &member, external, &canonical, NULL), 1, "%s: %s, copy %" PRIu64, name, key, copy);
+      cr_assert_eq(ckf_producer_find(f->producer, &member, external, &canonical, NULL), 1,
+                   "%s: %s, copy %" PRIu64, name, key, copy);
       cr_assert_eq(canonical, vec_u64(vec_get(value, "canonical")), "%s: %s", name, key);
       kvrelay_engine_event ev;
       memset(&ev, 0, sizeof ev);
@@ -126,9 +133,10 @@ static void check_externals(feeder *f, const char *name, uint32_t rank, const js
 static size_t prompt_of(const json_t *operation, uint32_t *out, size_t cap) {
   size_t i, n = 0;
   json_t *item;
-  json_array_foreach(vec_get(operation, "tokens"), i, item) {
+  json_array_foreach (vec_get(operation, "tokens"), i, item) {
     const json_t *range = json_object_get(item, "range");
-    uint64_t first = vec_u64(range ? json_array_get(range, 0) : item), last = vec_u64(range ? json_array_get(range, 1) : item);
+    uint64_t first = vec_u64(range ? json_array_get(range, 0) : item),
+             last = vec_u64(range ? json_array_get(range, 1) : item);
     for (uint64_t token = first; token <= last; token++) {
       cr_assert_lt(n, cap);
       out[n++] = (uint32_t)token;
@@ -142,16 +150,19 @@ static void check_queries(const feeder *f, const char *name, uint32_t rank, cons
   json_t *query;
   char rank_text[16];
   snprintf(rank_text, sizeof rank_text, "%" PRIu32, rank);
-  json_array_foreach(vec_get(vec_get(root, "expected"), "queries"), i, query) {
+  json_array_foreach (vec_get(vec_get(root, "expected"), "queries"), i, query) {
     uint32_t tokens[4096];
-    size_t len = prompt_of(json_array_get(vec_get(root, "operations"), vec_u64(vec_get(query, "op"))), tokens, 4096);
+    size_t len = prompt_of(
+        json_array_get(vec_get(root, "operations"), vec_u64(vec_get(query, "op"))), tokens, 4096);
     const json_t *want = json_object_get(vec_get(query, "depth"), rank_text);
-    cr_assert_eq(hashfmt_block_count(f->cfg.hash_format, f->cfg.block_size, len), vec_u64(vec_get(query, "complete_blocks")), "%s: %zu",
-                 name, i);
+    cr_assert_eq(hashfmt_block_count(f->cfg.hash_format, f->cfg.block_size, len),
+                 vec_u64(vec_get(query, "complete_blocks")), "%s: %zu", name, i);
     if (want == NULL)
       continue;
-    size_t got = depth_of(f, tokens, len, json_string_value(vec_get(query, "lora")), json_string_value(vec_get(query, "namespace")));
-    cr_assert_eq(got, vec_u64(want), "%s: depth of query %zu is %zu, wanted %" PRIu64, name, i, got, vec_u64(want));
+    size_t got = depth_of(f, tokens, len, json_string_value(vec_get(query, "lora")),
+                          json_string_value(vec_get(query, "namespace")));
+    cr_assert_eq(got, vec_u64(want), "%s: depth of query %zu is %zu, wanted %" PRIu64, name, i, got,
+                 vec_u64(want));
   }
 }
 
@@ -171,9 +182,11 @@ static int64_t counter(const feeder *f, const char *key) {
     return (int64_t)c[KVRELAY_COUNT_UNLEARNED_GROUP_IDX];
   if (strcmp(key, "untagged_extra_string") == 0)
     return (int64_t)c[KVRELAY_COUNT_SALT_UNTAGGED];
-  /* That program has no counters for owners, and takes the digest of an embedding for one more key to ignore. */
+  /* That program has no counters for owners, and takes the digest of an embedding for one more key
+   * to ignore. */
   if (strcmp(key, "other_tier") == 0)
-    return (int64_t)(c[KVRELAY_COUNT_OTHER_TIER] + c[KVRELAY_COUNT_UNSUPPORTED_OWNERSHIP] + c[KVRELAY_COUNT_UNKNOWN_OWNERSHIP]);
+    return (int64_t)(c[KVRELAY_COUNT_OTHER_TIER] + c[KVRELAY_COUNT_UNSUPPORTED_OWNERSHIP] +
+                     c[KVRELAY_COUNT_UNKNOWN_OWNERSHIP]);
   if (strcmp(key, "extra_key_ignored") == 0)
     return (int64_t)(c[KVRELAY_COUNT_EXTRA_KEY_IGNORED] + c[KVRELAY_COUNT_EMBEDDED_PROMPT]);
   for (int i = 0; i < KVRELAY_COUNT_LEN; i++)
@@ -186,18 +199,21 @@ static void check_counted(const feeder *f, const char *name, const json_t *expec
   const char *key;
   json_t *value, *all = vec_get(expected, "counted");
   uint64_t non_main = 0;
-  json_object_foreach(all, key, value) {
+  json_object_foreach (all, key, value) {
     int64_t got = counter(f, key);
     if (strncmp(key, "non_main_", 9) == 0)
       non_main += vec_u64(value);
     else if (got >= 0)
-      cr_assert_eq((uint64_t)got, vec_u64(value), "%s: %s is %" PRIi64 ", wanted %" PRIu64, name, key, got, vec_u64(value));
+      cr_assert_eq((uint64_t)got, vec_u64(value), "%s: %s is %" PRIi64 ", wanted %" PRIu64, name,
+                   key, got, vec_u64(value));
     else /* copies, pairs, objects and maps are seen in the state instead */
-      cr_assert(strcmp(key, "extra_copies") == 0 || strcmp(key, "pairs") == 0 || strcmp(key, "mm_objects") == 0 ||
-                    strcmp(key, "metadata_map") == 0,
+      cr_assert(strcmp(key, "extra_copies") == 0 || strcmp(key, "pairs") == 0 ||
+                    strcmp(key, "mm_objects") == 0 || strcmp(key, "metadata_map") == 0,
                 "%s: nobody looks at %s", name, key);
   }
-  cr_assert_eq(counted(f, KVRELAY_COUNT_NON_MAIN_ATTENTION_KIND) + counted(f, KVRELAY_COUNT_NON_MAIN_ATTENTION_GROUP), non_main, "%s", name);
+  cr_assert_eq(counted(f, KVRELAY_COUNT_NON_MAIN_ATTENTION_KIND) +
+                   counted(f, KVRELAY_COUNT_NON_MAIN_ATTENTION_GROUP),
+               non_main, "%s", name);
   /* And nothing else was dropped. */
   static const struct {
     int count;
@@ -211,8 +227,10 @@ static void check_counted(const feeder *f, const char *name, const json_t *expec
   for (int i = 0; i < KVRELAY_COUNT_LEN; i++) {
     bool checked = json_object_get(all, kvrelay_count_name(i)) != NULL;
     for (size_t j = 0; j < sizeof others / sizeof others[0]; j++)
-      checked = checked || (others[j].count == i && (others[j].key == NULL || json_object_get(all, others[j].key) != NULL));
-    cr_assert(checked || counted(f, i) == 0, "%s: %s counted %" PRIu64 " times", name, kvrelay_count_name(i), counted(f, i));
+      checked = checked || (others[j].count == i &&
+                            (others[j].key == NULL || json_object_get(all, others[j].key) != NULL));
+    cr_assert(checked || counted(f, i) == 0, "%s: %s counted %" PRIu64 " times", name,
+              kvrelay_count_name(i), counted(f, i));
   }
 }
 
@@ -220,7 +238,8 @@ ParameterizedTestParameters(recordings, end_state) {
   static recording all[RECORDINGS_MAX];
   size_t n = 0;
   DIR *folder = opendir(FOLDER);
-  for (struct dirent *entry; folder != NULL && (entry = readdir(folder)) != NULL && n < RECORDINGS_MAX;) {
+  for (struct dirent *entry;
+       folder != NULL && (entry = readdir(folder)) != NULL && n < RECORDINGS_MAX;) {
     size_t len = strlen(entry->d_name);
     if (len > 6 && len < sizeof all[0].name && strcmp(entry->d_name + len - 6, ".trace") == 0)
       snprintf(all[n++].name, sizeof all[0].name, "%.*s", (int)len - 6, entry->d_name);
@@ -238,18 +257,21 @@ ParameterizedTest(recording *r, recordings, end_state) {
   cfg.worker_id = 1;
   cfg.ranks = 2;
   cfg.block_size = (uint32_t)vec_u64(vec_get(root, "block_size"));
-  cfg.hash_format = strcmp(vec_str(vec_get(root, "hash_format")), "DYNAMO_EAGLE_V1") == 0 ? HASHFMT_FORMAT_EAGLE : HASHFMT_FORMAT_STANDARD;
+  cfg.hash_format = strcmp(vec_str(vec_get(root, "hash_format")), "DYNAMO_EAGLE_V1") == 0
+                        ? HASHFMT_FORMAT_EAGLE
+                        : HASHFMT_FORMAT_STANDARD;
   feeder *f = feeder_new(&cfg, 1024, NULL);
   uint64_t replies = 0, live = run(f, r->name, &replies);
   cr_assert_eq(live, vec_u64(vec_get(root, "live_messages")));
   cr_assert_eq(replies, vec_u64(vec_get(root, "replay_messages")));
   cr_assert_eq(json_object_size(ranks), 1);
-  json_object_foreach(ranks, key, value) {
+  json_object_foreach (ranks, key, value) {
     uint32_t rank = (uint32_t)strtoul(key, NULL, 10);
     check_live(f, r->name, rank, value);
     check_queries(f, r->name, rank, root);
     check_counted(f, r->name, value);
-    cr_assert(kvrelay_source_complete(&f->source, rank), "%s was recorded from its beginning", r->name);
+    cr_assert(kvrelay_source_complete(&f->source, rank), "%s was recorded from its beginning",
+              r->name);
     cr_assert_eq(blocks_of(f, 1 - rank), 0);
     check_externals(f, r->name, rank, value);
   }
@@ -261,8 +283,9 @@ ParameterizedTest(recording *r, recordings, end_state) {
 
 /* A parameterised test over an empty folder would pass. */
 Test(recordings, are_all_there) {
-  static const char *const families[] = {"vllm0.19.1_plain", "vllm0.21.0_hybrid",    "vllm0.23.0_evict",  "vllm0.32.0_copies",
-                                         "vllm0.32.0_dp2_rank1", "vllm0.32.0_salt", "sglang0.5.9_plain", "sglang0.5.23_eagle"};
+  static const char *const families[] = {
+      "vllm0.19.1_plain",     "vllm0.21.0_hybrid", "vllm0.23.0_evict",  "vllm0.32.0_copies",
+      "vllm0.32.0_dp2_rank1", "vllm0.32.0_salt",   "sglang0.5.9_plain", "sglang0.5.23_eagle"};
   for (size_t i = 0; i < sizeof families / sizeof families[0]; i++)
     json_decref(load(families[i], ".json"));
   DIR *folder = opendir(FOLDER);

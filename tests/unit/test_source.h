@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_source.h - what tests of engine events share: a source with its producer and decoder, and a writer of msgpack. */
+/* test_source.h - what tests of engine events share: a source with its producer and decoder, and a
+ * writer of msgpack. */
 #ifndef KVRELAY_TEST_SOURCE_H
 #define KVRELAY_TEST_SOURCE_H
 
@@ -55,7 +56,9 @@ TEST_UNUSED static void put_int(packer *p, int64_t n) {
 
 TEST_UNUSED static void put_nil(packer *p) { put_byte(p, 0xc0); }
 TEST_UNUSED static void put_bool(packer *p, bool value) { put_byte(p, value ? 0xc3 : 0xc2); }
-TEST_UNUSED static void put_float(packer *p) { put_number(p, 0xcb, 8, UINT64_C(0x3ff8000000000000)); } /* 1.5 */
+TEST_UNUSED static void put_float(packer *p) {
+  put_number(p, 0xcb, 8, UINT64_C(0x3ff8000000000000));
+} /* 1.5 */
 
 TEST_UNUSED static void put_array(packer *p, size_t n) {
   if (n < 16)
@@ -110,7 +113,7 @@ typedef struct stored {
   uint32_t first, count;  /* tokens first, first + 1, … */
   const uint32_t *tokens; /* or these `count` ones */
   bool pairs;
-  uint32_t block_size;    /* 0: 4 */
+  uint32_t block_size; /* 0: 4 */
   const char *medium, *lora_name, *cache_salt, *kind, *locality, *ownership;
   const uint32_t *group;
   const uint64_t *lora_id;
@@ -147,7 +150,8 @@ TEST_UNUSED static void put_tokens(packer *p, const stored *s) {
 
 /* As a map. */
 TEST_UNUSED static void put_stored(packer *p, stored s) {
-  const void *optional[] = {s.medium, s.lora_name, s.cache_salt, s.kind, s.locality, s.ownership, s.group, s.lora_id, s.extra_keys, s.mm_infos};
+  const void *optional[] = {s.medium,    s.lora_name, s.cache_salt, s.kind,       s.locality,
+                            s.ownership, s.group,     s.lora_id,    s.extra_keys, s.mm_infos};
   size_t fields = 5;
   for (size_t i = 0; i < sizeof optional / sizeof optional[0]; i++)
     fields += optional[i] ? 1 : 0;
@@ -188,7 +192,8 @@ TEST_UNUSED static void put_stored(packer *p, stored s) {
   }
 }
 
-TEST_UNUSED static void put_removed(packer *p, hashes h, const char *medium, const uint32_t *group) {
+TEST_UNUSED static void put_removed(packer *p, hashes h, const char *medium,
+                                    const uint32_t *group) {
   put_map(p, 2 + (size_t)(medium != NULL) + (size_t)(group != NULL));
   put_text_field(p, "type", "BlockRemoved");
   put_text(p, "block_hashes");
@@ -233,7 +238,8 @@ TEST_UNUSED static kvrelay_source_config test_source_config(void) {
 }
 
 /* `shared`: the producer of another feeder, NULL = one of its own. */
-TEST_UNUSED static feeder *feeder_new(const kvrelay_source_config *cfg, uint64_t expected_blocks, feeder *shared) {
+TEST_UNUSED static feeder *feeder_new(const kvrelay_source_config *cfg, uint64_t expected_blocks,
+                                      feeder *shared) {
   feeder *f = calloc(1, sizeof *f);
   ckf_producer_config pc = ckf_producer_config_default();
   pc.filter.expected_blocks = expected_blocks;
@@ -242,10 +248,13 @@ TEST_UNUSED static feeder *feeder_new(const kvrelay_source_config *cfg, uint64_t
   f->producer_mem = malloc(ckf_producer_mem_size(&pc));
   f->source_mem = malloc(kvrelay_source_mem_size(cfg));
   f->decoder_mem = malloc(kvrelay_engine_decoder_mem_size(TEST_DECODER_TOKENS));
-  if (ckf_producer_init(&f->own_producer, &pc, f->producer_mem, ckf_producer_mem_size(&pc)) != CKF_OK ||
-      kvrelay_source_init(&f->source, cfg, f->producer, f->source_mem, kvrelay_source_mem_size(cfg), 0) != KVRELAY_OK ||
+  if (ckf_producer_init(&f->own_producer, &pc, f->producer_mem, ckf_producer_mem_size(&pc)) !=
+          CKF_OK ||
+      kvrelay_source_init(&f->source, cfg, f->producer, f->source_mem, kvrelay_source_mem_size(cfg),
+                          0) != KVRELAY_OK ||
       kvrelay_engine_decoder_init(&f->decoder, TEST_DECODER_TOKENS, f->decoder_mem,
-                                  kvrelay_engine_decoder_mem_size(TEST_DECODER_TOKENS)) != KVRELAY_OK)
+                                  kvrelay_engine_decoder_mem_size(TEST_DECODER_TOKENS)) !=
+          KVRELAY_OK)
     abort();
   return f;
 }
@@ -263,7 +272,8 @@ TEST_UNUSED static int feed(feeder *f, int rank) {
     put_uint(&f->batch, (uint64_t)rank);
   else
     put_nil(&f->batch);
-  return kvrelay_engine_feed(&f->decoder, &f->source, f->sequence++, f->batch.bytes, f->batch.len, 1);
+  return kvrelay_engine_feed(&f->decoder, &f->source, f->sequence++, f->batch.bytes, f->batch.len,
+                             1);
 }
 
 /* Batches of one event. */
@@ -285,7 +295,9 @@ TEST_UNUSED static int feed_cleared(feeder *f, int rank) {
   return feed(f, rank);
 }
 
-TEST_UNUSED static uint64_t counted(const feeder *f, int count) { return kvrelay_source_stats_get(&f->source)->counts[count]; }
+TEST_UNUSED static uint64_t counted(const feeder *f, int count) {
+  return kvrelay_source_stats_get(&f->source)->counts[count];
+}
 
 /* Sum of all counters. */
 TEST_UNUSED static uint64_t counted_all(const feeder *f) {
@@ -301,11 +313,14 @@ TEST_UNUSED static uint32_t blocks_of(const feeder *f, uint32_t rank) {
 }
 
 /* Leading blocks of a prompt whose keys have an owner. */
-TEST_UNUSED static size_t depth_of(const feeder *f, const uint32_t *tokens, size_t count, const char *lora, const char *ns) {
+TEST_UNUSED static size_t depth_of(const feeder *f, const uint32_t *tokens, size_t count,
+                                   const char *lora, const char *ns) {
   uint64_t keys[256];
   size_t len, depth = 0;
-  uint64_t seed = hashfmt_seed((const uint8_t *)lora, lora ? strlen(lora) : 0, (const uint8_t *)ns, ns ? strlen(ns) : 0);
-  if (hashfmt_blocks(f->cfg.hash_format, f->cfg.block_size, seed, tokens, count, NULL, keys, 256, &len) != HASHFMT_OK)
+  uint64_t seed = hashfmt_seed((const uint8_t *)lora, lora ? strlen(lora) : 0, (const uint8_t *)ns,
+                               ns ? strlen(ns) : 0);
+  if (hashfmt_blocks(f->cfg.hash_format, f->cfg.block_size, seed, tokens, count, NULL, keys, 256,
+                     &len) != HASHFMT_OK)
     abort();
   while (depth < len && ckf_producer_owners(f->producer, keys[depth], NULL, NULL) == 1)
     depth++;

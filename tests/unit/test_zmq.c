@@ -31,8 +31,8 @@ typedef struct seen {
 
 static seen *seen_of(kvrelay_zmq_listener *self);
 
-static void on_batch(kvrelay_zmq_listener *self, kvrelay_text topic, uint64_t sequence, const uint8_t *payload, size_t len, bool odd,
-                     uint64_t now_ns) {
+static void on_batch(kvrelay_zmq_listener *self, kvrelay_text topic, uint64_t sequence,
+                     const uint8_t *payload, size_t len, bool odd, uint64_t now_ns) {
   seen *s = seen_of(self);
   cr_assert_gt(now_ns, 0);
   cr_assert_lt(s->messages, LOG_CAP);
@@ -91,7 +91,8 @@ static void setup(void) {
   b.cfg = kvrelay_zmq_sub_config_default();
   b.cfg.base = b.base;
   b.cfg.context = b.context;
-  b.seen.listener = (kvrelay_zmq_listener){on_batch, on_too_large, on_bad_frames, on_turn, on_connection};
+  b.seen.listener =
+      (kvrelay_zmq_listener){on_batch, on_too_large, on_bad_frames, on_turn, on_connection};
   b.cfg.reconnect_min_ms = 10;
   b.cfg.reconnect_max_ms = 50;
 }
@@ -135,12 +136,12 @@ static void turn(void) {
   event_base_loop(b.base, EVLOOP_ONCE);
 }
 
-#define WAIT_FOR(CONDITION)                                                                                              \
-  do {                                                                                                                   \
-    for (time_t start_ = time(NULL); !(CONDITION);) {                                                                    \
-      cr_assert_leq(time(NULL) - start_, PATIENCE_S, "never: " #CONDITION);                                              \
-      turn();                                                                                                            \
-    }                                                                                                                    \
+#define WAIT_FOR(CONDITION)                                                                        \
+  do {                                                                                             \
+    for (time_t start_ = time(NULL); !(CONDITION);) {                                              \
+      cr_assert_leq(time(NULL) - start_, PATIENCE_S, "never: " #CONDITION);                        \
+      turn();                                                                                      \
+    }                                                                                              \
   } while (0)
 
 static void send_frames(size_t count, const void *const *frames, const size_t *lens) {
@@ -152,12 +153,14 @@ static void publish_bytes(const char *topic, uint64_t sequence, const void *payl
   uint8_t number[8];
   for (int i = 0; i < 8; i++)
     number[i] = (uint8_t)(sequence >> (56 - 8 * i));
-  send_frames(3, (const void *const[]){topic, number, payload}, (const size_t[]){strlen(topic), 8, len});
+  send_frames(3, (const void *const[]){topic, number, payload},
+              (const size_t[]){strlen(topic), 8, len});
 }
 
 static void publish(uint64_t sequence) { publish_bytes("kv", sequence, "payload", 7); }
 
-/* Subscriptions arrive late: publishes a number that no test uses until the first one comes through. */
+/* Subscriptions arrive late: publishes a number that no test uses until the first one comes
+ * through. */
 static void meet(void) {
   for (int i = 0; b.seen.messages == 0; i++) {
     cr_assert_lt(i, PATIENCE_S * 50, "the subscription never arrived");
@@ -371,7 +374,8 @@ Test(zmq_sub, loses_nothing_and_starves_nobody) {
   WAIT_FOR(b.seen.messages > 0);
   b.seen.ticked = false;
   WAIT_FOR(b.seen.ticked);
-  cr_assert_lt(b.seen.messages, LOG_CAP, "another event of the loop ran while messages were waiting");
+  cr_assert_lt(b.seen.messages, LOG_CAP,
+               "another event of the loop ran while messages were waiting");
   WAIT_FOR(b.seen.messages == LOG_CAP);
   event_free(tick);
   for (uint64_t i = 0; i < LOG_CAP; i++)
@@ -418,10 +422,12 @@ Test(zmq_sub, outlives_a_peer_that_is_no_zeromq) {
 
 Test(zmq_sub, refuses_what_cannot_work) {
   kvrelay_zmq_sub *sub = NULL;
-  static const char *const bad[] = {"", "tcp", "tcp://", "tcp://127.0.0.1", "nonsense://x", "tcp://127.0.0.1:notaport"};
+  static const char *const bad[] = {
+      "", "tcp", "tcp://", "tcp://127.0.0.1", "nonsense://x", "tcp://127.0.0.1:notaport"};
   for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
     b.cfg.endpoint = bad[i];
-    cr_assert_eq(kvrelay_zmq_sub_open(&b.cfg, &b.seen.listener, &sub), KVRELAY_TRANSPORT_ERR_ADDRESS, "%s", bad[i]);
+    cr_assert_eq(kvrelay_zmq_sub_open(&b.cfg, &b.seen.listener, &sub),
+                 KVRELAY_TRANSPORT_ERR_ADDRESS, "%s", bad[i]);
     cr_assert_null(sub);
   }
   publisher("tcp://127.0.0.1:*");

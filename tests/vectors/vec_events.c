@@ -15,7 +15,8 @@
 static bool text_same(kvrelay_text got, bool present, const json_t *want) {
   if (json_is_null(want))
     return !present;
-  return present && got.len == json_string_length(want) && memcmp(got.ptr, vec_str(want), got.len) == 0;
+  return present && got.len == json_string_length(want) &&
+         memcmp(got.ptr, vec_str(want), got.len) == 0;
 }
 
 static bool u64s_same(const uint64_t *got, size_t len, const json_t *want) {
@@ -29,7 +30,8 @@ static bool u64s_same(const uint64_t *got, size_t len, const json_t *want) {
 static bool tokens_same(const kvrelay_engine_event *ev, const json_t *want) {
   size_t want_len;
   uint32_t *list = vec_u32s(want, &want_len);
-  bool same = ev->tokens_len == want_len && (want_len == 0 || memcmp(ev->tokens, list, want_len * sizeof *list) == 0);
+  bool same = ev->tokens_len == want_len &&
+              (want_len == 0 || memcmp(ev->tokens, list, want_len * sizeof *list) == 0);
   free(list);
   return same;
 }
@@ -47,13 +49,15 @@ static const char *type_name(int32_t type) {
   }
 }
 
-static int check_stored(const kvrelay_engine_event *ev, const json_t *want, char *why, size_t why_cap) {
+static int check_stored(const kvrelay_engine_event *ev, const json_t *want, char *why,
+                        size_t why_cap) {
   const json_t *parent = vec_get(want, "parent");
   if (json_is_null(parent) ? ev->has_parent : !ev->has_parent || ev->parent != vec_u64(parent))
     WRONG("parent differs");
   if (!tokens_same(ev, vec_get(want, "tokens")))
     WRONG("tokens differ");
-  if (ev->pairs != json_is_true(vec_get(want, "eagle")) || ev->block_size != vec_u64(vec_get(want, "block_size")))
+  if (ev->pairs != json_is_true(vec_get(want, "eagle")) ||
+      ev->block_size != vec_u64(vec_get(want, "block_size")))
     WRONG("pairs or block size differ");
   if (!text_same(ev->lora_name, ev->lora_name.len != 0, vec_get(want, "lora_name")) ||
       !text_same(ev->cache_salt, ev->cache_salt.len != 0, vec_get(want, "cache_namespace")))
@@ -61,7 +65,8 @@ static int check_stored(const kvrelay_engine_event *ev, const json_t *want, char
   return VEC_PASSED;
 }
 
-static int check_event(const kvrelay_engine_event *ev, const json_t *want, char *why, size_t why_cap) {
+static int check_event(const kvrelay_engine_event *ev, const json_t *want, char *why,
+                       size_t why_cap) {
   const char *type = vec_str(vec_get(want, "type"));
   if (strcmp(type_name(ev->type), type) != 0)
     WRONG("the event is %s, wanted %s", type_name(ev->type), type);
@@ -79,7 +84,8 @@ static int check_event(const kvrelay_engine_event *ev, const json_t *want, char 
   return ev->type == KVRELAY_ENGINE_STORED ? check_stored(ev, want, why, why_cap) : VEC_PASSED;
 }
 
-static int check_decoded(feeder *f, const uint8_t *payload, size_t len, const json_t *expected, char *why, size_t why_cap) {
+static int check_decoded(feeder *f, const uint8_t *payload, size_t len, const json_t *expected,
+                         char *why, size_t why_cap) {
   kvrelay_engine_batch batch;
   kvrelay_engine_event ev;
   const json_t *events = vec_get(expected, "events");
@@ -101,21 +107,27 @@ static int check_decoded(feeder *f, const uint8_t *payload, size_t len, const js
   return VEC_PASSED;
 }
 
-/* The blocks, and no others, are mapped afterwards; the local hash is the one that leads from block to block. */
+/* The blocks, and no others, are mapped afterwards; the local hash is the one that leads from block
+ * to block. */
 static int check_blocks(feeder *f, const json_t *expected, char *why, size_t why_cap) {
   const json_t *blocks = vec_get(expected, "blocks"), *block;
   ckf_member member = {f->cfg.worker_id, (uint32_t)vec_u64(vec_get(expected, "rank"))};
   size_t i;
   uint64_t before = 0;
   if (ckf_producer_member_blocks(f->producer, &member) != json_array_size(blocks))
-    WRONG("%" PRIu32 " blocks, wanted %zu", ckf_producer_member_blocks(f->producer, &member), json_array_size(blocks));
-  json_array_foreach(blocks, i, block) {
-    uint64_t canonical, local = vec_u64(vec_get(block, "local")), want = vec_u64(vec_get(block, "canonical"));
-    const json_t *event = json_array_get(vec_get(expected, "events"), vec_u64(vec_get(block, "event")));
-    const json_t *external = json_array_get(vec_get(event, "external"), vec_u64(vec_get(block, "index")));
+    WRONG("%" PRIu32 " blocks, wanted %zu", ckf_producer_member_blocks(f->producer, &member),
+          json_array_size(blocks));
+  json_array_foreach (blocks, i, block) {
+    uint64_t canonical, local = vec_u64(vec_get(block, "local")),
+                        want = vec_u64(vec_get(block, "canonical"));
+    const json_t *event =
+        json_array_get(vec_get(expected, "events"), vec_u64(vec_get(block, "event")));
+    const json_t *external =
+        json_array_get(vec_get(event, "external"), vec_u64(vec_get(block, "index")));
     if (vec_u64(external) != vec_u64(vec_get(block, "external")))
       WRONG("block %zu names another hash than its event", i);
-    if (ckf_producer_find(f->producer, &member, vec_u64(external), &canonical, NULL) != 1 || canonical != want)
+    if (ckf_producer_find(f->producer, &member, vec_u64(external), &canonical, NULL) != 1 ||
+        canonical != want)
       WRONG("canonical hash of block %zu differs", i);
     if (canonical != (i == 0 ? hashfmt_root(local) : hashfmt_child(before, local)))
       WRONG("local hash of block %zu differs", i);
@@ -125,17 +137,20 @@ static int check_blocks(feeder *f, const json_t *expected, char *why, size_t why
 }
 
 static int run_payload(const json_t *vector, char *why, size_t why_cap) {
-  const json_t *input = vec_get(vector, "input"), *expected = vec_get(vector, "expected"), *pool = vec_get(input, "pool");
+  const json_t *input = vec_get(vector, "input"), *expected = vec_get(vector, "expected"),
+               *pool = vec_get(input, "pool");
   kvrelay_source_config cfg = kvrelay_source_config_default();
   cfg.worker_id = 7;
   cfg.block_size = (uint32_t)vec_u64(vec_get(pool, "block_size"));
-  cfg.hash_format =
-      strcmp(vec_str(vec_get(pool, "format")), "DYNAMO_EAGLE_V1") == 0 ? HASHFMT_FORMAT_EAGLE : HASHFMT_FORMAT_STANDARD;
+  cfg.hash_format = strcmp(vec_str(vec_get(pool, "format")), "DYNAMO_EAGLE_V1") == 0
+                        ? HASHFMT_FORMAT_EAGLE
+                        : HASHFMT_FORMAT_STANDARD;
   size_t len;
   uint8_t *payload = vec_hex(vec_get(input, "payload_hex"), &len);
   feeder *f = feeder_new(&cfg, 64, NULL);
   int result = check_decoded(f, payload, len, expected, why, why_cap);
-  if (result == VEC_PASSED && kvrelay_engine_feed(&f->decoder, &f->source, 0, payload, len, 0) != KVRELAY_OK)
+  if (result == VEC_PASSED &&
+      kvrelay_engine_feed(&f->decoder, &f->source, 0, payload, len, 0) != KVRELAY_OK)
     result = vec_fail(why, why_cap, "the source refused the batch");
   if (result == VEC_PASSED)
     result = check_blocks(f, expected, why, why_cap);

@@ -32,8 +32,9 @@ void log_event(int level, const char *event, const char *format, ...) {
   va_end(args);
   /* One write per line: lines of a daemon and of its tests do not interleave. */
   char line[2200];
-  int n = snprintf(line, sizeof line, "time=%s.%03ldZ level=%s event=%s%s%s\n", stamp, now.tv_nsec / 1000000,
-                   log_level_names[level], event, rest[0] != 0 ? " " : "", rest);
+  int n =
+      snprintf(line, sizeof line, "time=%s.%03ldZ level=%s event=%s%s%s\n", stamp,
+               now.tv_nsec / 1000000, log_level_names[level], event, rest[0] != 0 ? " " : "", rest);
   if (n > 0)
     fwrite(line, 1, (size_t)n < sizeof line ? (size_t)n : sizeof line - 1, stderr);
 }
@@ -65,4 +66,6 @@ const char *log_quote(const void *text, size_t len, char out[LOG_QUOTE_CAP]) {
   return out;
 }
 
-int log_worth(uint64_t occurrence) { return occurrence != 0 && (occurrence & (occurrence - 1)) == 0; }
+int log_worth(uint64_t occurrence) {
+  return occurrence != 0 && (occurrence & (occurrence - 1)) == 0;
+}

@@ -14,12 +14,14 @@ void log_set_level(int level);
 /* "debug" …; -1 when there is no such level. */
 int log_level_from_name(const char *name);
 /*
- * Writes `time=… level=… event=EVENT` and then the formatted rest, which is a list of key=value in logfmt.  Texts of peers go through
- * log_quote first.
+ * Writes `time=… level=… event=EVENT` and then the formatted rest, which is a list of key=value in
+ * logfmt.  Texts of peers go through log_quote first.
  */
-void log_event(int level, const char *event, const char *format, ...) __attribute__((format(printf, 3, 4)));
+void log_event(int level, const char *event, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
 
-/* Quotes `len` bytes for a logfmt value: at most 256 bytes of them, control characters and quotes escaped. */
+/* Quotes `len` bytes for a logfmt value: at most 256 bytes of them, control characters and quotes
+ * escaped. */
 #define LOG_QUOTE_CAP (256 * 4 + 8)
 const char *log_quote(const void *text, size_t len, char out[LOG_QUOTE_CAP]);
 

@@ -7,7 +7,9 @@
 
 #define RECORD_MAX_BYTES ((size_t)1 << 30)
 
-static uint32_t u32(const uint8_t *p) { return (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24; }
+static uint32_t u32(const uint8_t *p) {
+  return (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
+}
 
 int trace_open(trace *t, const char *path) {
   memset(t, 0, sizeof *t);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* trace.h - recorded event streams: u32 LE length of the rest, u64 LE ns since start, u8 kind, u8 frames, then u32 LE length and bytes each. */
+/* trace.h - recorded event streams: u32 LE length of the rest, u64 LE ns since start, u8 kind, u8
+ * frames, then u32 LE length and bytes each. */
 #ifndef KVRELAY_TOOLS_TRACE_H
 #define KVRELAY_TOOLS_TRACE_H
 
@@ -27,7 +28,8 @@ typedef struct trace {
 
 /* 0, or -1 with errno. */
 int trace_open(trace *t, const char *path);
-/* 1 = a record, 0 = end of file, -1 = the file cannot be read or is no trace; `why` then says what and where. */
+/* 1 = a record, 0 = end of file, -1 = the file cannot be read or is no trace; `why` then says what
+ * and where. */
 int trace_next(trace *t, trace_record *record, char why[128]);
 void trace_close(trace *t);
 

@@ -11,12 +11,12 @@
 /* Exit codes. */
 enum {
   EXIT_FINE = 0,
-  EXIT_NO = 1,          /* answered "no": no match, a check failed */
-  EXIT_UNDECIDED = 2,   /* no usable replica, unknown */
+  EXIT_NO = 1,        /* answered "no": no match, a check failed */
+  EXIT_UNDECIDED = 2, /* no usable replica, unknown */
   EXIT_USAGE = 64,
   EXIT_UNREACHABLE = 69,
   EXIT_SYSTEM = 71,
-  EXIT_CONTRACT = 76    /* the other side speaks another contract */
+  EXIT_CONTRACT = 76 /* the other side speaks another contract */
 };
 
 typedef struct options {

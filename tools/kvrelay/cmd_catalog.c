@@ -9,23 +9,27 @@
 
 /* "llama (aliases a, b)"; adapters with the name engines use. */
 static void model_text(const kvrelay_registration *r, char out[512]) {
-  int n = snprintf(out, 512, "%.*s", (int)r->canonical_model_id.len, (const char *)r->canonical_model_id.ptr);
+  int n = snprintf(out, 512, "%.*s", (int)r->canonical_model_id.len,
+                   (const char *)r->canonical_model_id.ptr);
   if (r->target.kind == KVRELAY_TARGET_LORA && n < 512)
-    n += snprintf(out + n, (size_t)(512 - n), " [adapter %.*s]", (int)r->target.adapter.len, (const char *)r->target.adapter.ptr);
+    n += snprintf(out + n, (size_t)(512 - n), " [adapter %.*s]", (int)r->target.adapter.len,
+                  (const char *)r->target.adapter.ptr);
   for (size_t i = 0; i < r->aliases_len && n < 512; i++)
-    n += snprintf(out + n, (size_t)(512 - n), "%s%.*s", i == 0 ? ", also " : ", ", (int)r->aliases[i].len, (const char *)r->aliases[i].ptr);
+    n += snprintf(out + n, (size_t)(512 - n), "%s%.*s", i == 0 ? ", also " : ", ",
+                  (int)r->aliases[i].len, (const char *)r->aliases[i].ptr);
   for (char *p = out; *p != 0; p++)
     if ((unsigned char)*p < 0x20 || *p == 0x7F)
       *p = '?';
 }
 
 static void show_table(const session *s, uint64_t revision, uint32_t pools) {
-  static const char *const header[] = {"ENDPOINT", "MODEL", "BLOCK", "HASH", "ROLES", "BUCKETS", "GENERATION", "VERDICT"};
+  static const char *const header[] = {"ENDPOINT", "MODEL",   "BLOCK",      "HASH",
+                                       "ROLES",    "BUCKETS", "GENERATION", "VERDICT"};
   table t;
   kvrelay_relay_identity relay = {0, 0};
   (void)kvrelay_consumer_relay(&s->consumer, &relay);
-  printf("relay incarnation 0x%016" PRIx64 ", catalog revision %" PRIu64 ", %" PRIu32 " pool%s\n", relay.relay_incarnation, revision, pools,
-         pools == 1 ? "" : "s");
+  printf("relay incarnation 0x%016" PRIx64 ", catalog revision %" PRIu64 ", %" PRIu32 " pool%s\n",
+         relay.relay_incarnation, revision, pools, pools == 1 ? "" : "s");
   table_init(&t, 8, header);
   for (uint32_t i = 0; i < pools; i++) {
     kvrelay_pool_view v;
@@ -71,8 +75,9 @@ static void show_json(const session *s, uint64_t revision, uint32_t pools) {
     if (kvrelay_consumer_pool_get(&s->consumer, i, session_now(s), &v) == KVRELAY_OK)
       json_array_append_new(list, json_pool(&v));
   }
-  print_json(json_pack("{s:s, s:o, s:I, s:o}", "target", s->o->target, "relay_incarnation", json_hex(relay.relay_incarnation), "revision",
-                       (json_int_t)revision, "pools", list));
+  print_json(json_pack("{s:s, s:o, s:I, s:o}", "target", s->o->target, "relay_incarnation",
+                       json_hex(relay.relay_incarnation), "revision", (json_int_t)revision, "pools",
+                       list));
 }
 
 static int watch(session *s) {
@@ -85,7 +90,8 @@ static int watch(session *s) {
     while (kvrelay_consumer_event_next(&s->consumer, &event) == 1) {
       uint64_t revision;
       uint32_t pools;
-      if (event.kind != KVRELAY_EVENT_CATALOG || !kvrelay_consumer_catalog(&s->consumer, &revision, &pools))
+      if (event.kind != KVRELAY_EVENT_CATALOG ||
+          !kvrelay_consumer_catalog(&s->consumer, &revision, &pools))
         continue;
       session_answered(s);
       if (s->o->json)

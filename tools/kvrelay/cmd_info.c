@@ -24,11 +24,13 @@ static void fail(asking *a, int code) {
   a->code = code;
 }
 
-static void on_connection(kvrelay_caller *self, int state, int err, const char *text, uint64_t retry_ns, uint64_t now_ns) {
+static void on_connection(kvrelay_caller *self, int state, int err, const char *text,
+                          uint64_t retry_ns, uint64_t now_ns) {
   asking *a = (asking *)(void *)self;
   (void)retry_ns;
   if (state == KVRELAY_CONNECTION_FAILED && !a->over) {
-    fprintf(stderr, "kvrelay: %s cannot be reached: %s\n", a->o->target, text != NULL && text[0] != 0 ? text : kvrelay_transport_strerror(err));
+    fprintf(stderr, "kvrelay: %s cannot be reached: %s\n", a->o->target,
+            text != NULL && text[0] != 0 ? text : kvrelay_transport_strerror(err));
     fail(a, EXIT_UNREACHABLE);
   }
   if (state != KVRELAY_CONNECTION_READY)
@@ -40,7 +42,8 @@ static void on_connection(kvrelay_caller *self, int state, int err, const char *
   request.contract_marker = KVRELAY_CONTRACT_MARKER;
   ptrdiff_t len = kvrelay_pb_encode_request(&request, bytes, sizeof bytes);
   a->asked_ns = now_ns;
-  if (len < 0 || a->grpc->call(a->grpc, 1, kvrelay_method_path(request.method), bytes, (size_t)len) != KVRELAY_TRANSPORT_OK)
+  if (len < 0 || a->grpc->call(a->grpc, 1, kvrelay_method_path(request.method), bytes,
+                               (size_t)len) != KVRELAY_TRANSPORT_OK)
     fail(a, EXIT_SYSTEM);
 }
 
@@ -50,7 +53,8 @@ static void on_admitted(kvrelay_caller *self, uint32_t call, uint64_t now_ns) {
   (void)now_ns;
 }
 
-static void on_message(kvrelay_caller *self, uint32_t call, const uint8_t *bytes, size_t len, uint64_t now_ns) {
+static void on_message(kvrelay_caller *self, uint32_t call, const uint8_t *bytes, size_t len,
+                       uint64_t now_ns) {
   asking *a = (asking *)(void *)self;
   (void)call;
   a->answered = true;
@@ -58,7 +62,8 @@ static void on_message(kvrelay_caller *self, uint32_t call, const uint8_t *bytes
   a->decoded = kvrelay_pb_decode_info(bytes, len, NULL, &a->info);
 }
 
-static void on_end(kvrelay_caller *self, uint32_t call, const kvrelay_status *status, uint64_t now_ns) {
+static void on_end(kvrelay_caller *self, uint32_t call, const kvrelay_status *status,
+                   uint64_t now_ns) {
   asking *a = (asking *)(void *)self;
   const char *reason = kvrelay_reason_name(status->reason);
   (void)call;
@@ -66,9 +71,11 @@ static void on_end(kvrelay_caller *self, uint32_t call, const kvrelay_status *st
   if (a->over)
     return;
   if (status->grpc != KVRELAY_GRPC_OK || !a->answered) {
-    fprintf(stderr, "kvrelay: %s answered %s%s%s: %s\n", a->o->target, kvrelay_grpc_status_name(status->grpc), reason != NULL ? ", " : "",
+    fprintf(stderr, "kvrelay: %s answered %s%s%s: %s\n", a->o->target,
+            kvrelay_grpc_status_name(status->grpc), reason != NULL ? ", " : "",
             reason != NULL ? reason : "", status->text);
-    bool other = status->grpc == KVRELAY_GRPC_UNIMPLEMENTED || status->reason == KVRELAY_REASON_CONTRACT_MISMATCH;
+    bool other = status->grpc == KVRELAY_GRPC_UNIMPLEMENTED ||
+                 status->reason == KVRELAY_REASON_CONTRACT_MISMATCH;
     fail(a, other ? EXIT_CONTRACT : EXIT_UNREACHABLE);
     return;
   }
@@ -80,22 +87,29 @@ static int show(const asking *a) {
   double ms = (double)(a->answered_ns - a->asked_ns) / 1e6;
   kvrelay_verdict v = kvrelay_check_envelope(e);
   if (a->decoded != KVRELAY_OK || v.class_ != KVRELAY_CLASS_OK) {
-    fprintf(stderr, "kvrelay: %s speaks another contract: %s (marker 0x%08" PRIx32 ", version %" PRIu32 "; wanted 0x%08x, %d)\n", a->o->target,
-            a->decoded != KVRELAY_OK ? kvrelay_strerror(a->decoded) : kvrelay_condition_name(v.condition), e->contract_marker,
-            e->protocol_version, KVRELAY_CONTRACT_MARKER, KVRELAY_WIRE_VERSION);
+    fprintf(stderr,
+            "kvrelay: %s speaks another contract: %s (marker 0x%08" PRIx32 ", version %" PRIu32
+            "; wanted 0x%08x, %d)\n",
+            a->o->target,
+            a->decoded != KVRELAY_OK ? kvrelay_strerror(a->decoded)
+                                     : kvrelay_condition_name(v.condition),
+            e->contract_marker, e->protocol_version, KVRELAY_CONTRACT_MARKER, KVRELAY_WIRE_VERSION);
     return EXIT_CONTRACT;
   }
   if (a->o->json) {
-    print_json(json_pack("{s:s, s:I, s:I, s:o, s:o, s:f}", "target", a->o->target, "protocol_version", (json_int_t)e->protocol_version,
-                         "contract_marker", (json_int_t)e->contract_marker, "drt_instance_id",
-                         e->relay_present ? json_hex(e->relay.drt_instance_id) : json_null(), "relay_incarnation",
-                         e->relay_present ? json_hex(e->relay.relay_incarnation) : json_null(), "round_trip_ms", ms));
+    print_json(json_pack(
+        "{s:s, s:I, s:I, s:o, s:o, s:f}", "target", a->o->target, "protocol_version",
+        (json_int_t)e->protocol_version, "contract_marker", (json_int_t)e->contract_marker,
+        "drt_instance_id", e->relay_present ? json_hex(e->relay.drt_instance_id) : json_null(),
+        "relay_incarnation", e->relay_present ? json_hex(e->relay.relay_incarnation) : json_null(),
+        "round_trip_ms", ms));
     return EXIT_FINE;
   }
   printf("relay        %s\n", a->o->target);
   printf("contract     dynamo.kvrelay.v1, version %" PRIu32 "\n", e->protocol_version);
   if (e->relay_present)
-    printf("incarnation  0x%016" PRIx64 "\ninstance     0x%016" PRIx64 "\n", e->relay.relay_incarnation, e->relay.drt_instance_id);
+    printf("incarnation  0x%016" PRIx64 "\ninstance     0x%016" PRIx64 "\n",
+           e->relay.relay_incarnation, e->relay.drt_instance_id);
   else
     printf("incarnation  not told\n");
   printf("round trip   %.2f ms\n", ms);
@@ -120,7 +134,8 @@ int cmd_info(const options *o) {
   kvrelay_transport *t = &a.grpc->base;
   uint64_t give_up_ns = t->now_ns(t) + (uint64_t)(o->timeout_s * 1e9);
   while (!a.over && t->now_ns(t) < give_up_ns)
-    if (t->run_once(t, give_up_ns - t->now_ns(t) < 1000000000u ? give_up_ns - t->now_ns(t) : 1000000000u) < 0)
+    if (t->run_once(t, give_up_ns - t->now_ns(t) < 1000000000u ? give_up_ns - t->now_ns(t)
+                                                               : 1000000000u) < 0)
       break;
   if (!a.over) {
     fprintf(stderr, "kvrelay: %s: no answer within %g s\n", o->target, o->timeout_s);

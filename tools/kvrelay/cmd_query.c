@@ -33,7 +33,8 @@ static void print_names(const session *s, uint32_t pools) {
       continue;
     for (size_t j = 0; j < v.descriptor->registrations_len; j++) {
       const kvrelay_registration *r = &v.descriptor->registrations[j];
-      fprintf(stderr, " %.*s", (int)r->canonical_model_id.len, (const char *)r->canonical_model_id.ptr);
+      fprintf(stderr, " %.*s", (int)r->canonical_model_id.len,
+              (const char *)r->canonical_model_id.ptr);
       for (size_t k = 0; k < r->aliases_len; k++)
         fprintf(stderr, " %.*s", (int)r->aliases[k].len, (const char *)r->aliases[k].ptr);
     }
@@ -42,8 +43,8 @@ static void print_names(const session *s, uint32_t pools) {
 }
 
 /*
- * Asks once.  EXIT_FINE: q->answers is filled, maybe with unknown ones; EXIT_UNDECIDED: there is no catalog yet; else an exit code after
- * a message.
+ * Asks once.  EXIT_FINE: q->answers is filled, maybe with unknown ones; EXIT_UNDECIDED: there is no
+ * catalog yet; else an exit code after a message.
  */
 static int ask(question *q) {
   const options *o = q->s->o;
@@ -51,15 +52,19 @@ static int ask(question *q) {
   uint32_t pools;
   if (!kvrelay_consumer_catalog(&q->s->consumer, &revision, &pools))
     return EXIT_UNDECIDED;
-  ptrdiff_t n = kvrelay_consumer_query(&q->s->consumer, &q->query, q->answers, ANSWERS_MAX, q->scratch, q->query.tokens_len, session_now(q->s));
+  ptrdiff_t n = kvrelay_consumer_query(&q->s->consumer, &q->query, q->answers, ANSWERS_MAX,
+                                       q->scratch, q->query.tokens_len, session_now(q->s));
   if (n == KVRELAY_ERR_NOT_FOUND) {
-    fprintf(stderr, "kvrelay: no pool serves '%s'%s%s%s\n", o->model, o->adapter != NULL ? " with adapter '" : "",
-            o->adapter != NULL ? o->adapter : "", o->adapter != NULL ? "'" : "");
+    fprintf(stderr, "kvrelay: no pool serves '%s'%s%s%s\n", o->model,
+            o->adapter != NULL ? " with adapter '" : "", o->adapter != NULL ? o->adapter : "",
+            o->adapter != NULL ? "'" : "");
     print_names(q->s, pools);
     return EXIT_NO;
   }
   if (n < 0) {
-    fprintf(stderr, "kvrelay: '%s' %s\n", o->model, n == KVRELAY_ERR_MALFORMED ? "has two meanings in this catalog" : kvrelay_strerror((int)n));
+    fprintf(stderr, "kvrelay: '%s' %s\n", o->model,
+            n == KVRELAY_ERR_MALFORMED ? "has two meanings in this catalog"
+                                       : kvrelay_strerror((int)n));
     return n == KVRELAY_ERR_STATE ? EXIT_UNDECIDED : EXIT_NO;
   }
   q->len = (size_t)n < ANSWERS_MAX ? (size_t)n : ANSWERS_MAX;
@@ -73,7 +78,8 @@ static bool settled(question *q) {
     kvrelay_pool_view v;
     if (q->answers[i].state != KVRELAY_ANSWER_UNKNOWN)
       continue;
-    if (kvrelay_consumer_pool_get(&q->s->consumer, q->answers[i].pool, session_now(q->s), &v) != KVRELAY_OK)
+    if (kvrelay_consumer_pool_get(&q->s->consumer, q->answers[i].pool, session_now(q->s), &v) !=
+        KVRELAY_OK)
       return false;
     if (v.state == KVRELAY_REPLICA_IDLE)
       (void)!kvrelay_consumer_follow(&q->s->consumer, q->answers[i].pool, true, session_now(q->s));
@@ -86,7 +92,8 @@ static const char *answer_text(const kvrelay_answer *a, const kvrelay_pool_view 
   if (a->state == KVRELAY_ANSWER_UNSUPPORTED)
     snprintf(out, 160, "cannot be asked: %s", kvrelay_condition_name(v->verdict.condition));
   else if (a->state == KVRELAY_ANSWER_UNKNOWN && v->last_end.text[0] != 0)
-    snprintf(out, 160, "unknown: %.100s (%s)", v->last_end.text, kvrelay_grpc_status_name(v->last_end.grpc));
+    snprintf(out, 160, "unknown: %.100s (%s)", v->last_end.text,
+             kvrelay_grpc_status_name(v->last_end.grpc));
   else if (a->state == KVRELAY_ANSWER_UNKNOWN)
     snprintf(out, 160, "unknown: no replica yet (%s)", replica_state_name(v->state));
   else if (a->complete_blocks == 0)
@@ -94,12 +101,14 @@ static const char *answer_text(const kvrelay_answer *a, const kvrelay_pool_view 
   else if (a->depth_blocks == 0)
     snprintf(out, 160, "no match");
   else
-    snprintf(out, 160, "%s", a->depth_blocks == a->complete_blocks ? "full match" : "partial match");
+    snprintf(out, 160, "%s",
+             a->depth_blocks == a->complete_blocks ? "full match" : "partial match");
   return out;
 }
 
 static void show_table(const question *q) {
-  static const char *const header[] = {"POOL", "BLOCK", "BLOCKS", "FOUND", "TOKENS", "AGE", "ANSWER"};
+  static const char *const header[] = {"POOL",   "BLOCK", "BLOCKS", "FOUND",
+                                       "TOKENS", "AGE",   "ANSWER"};
   table t;
   table_init(&t, 7, header);
   for (size_t i = 0; i < q->len; i++) {
@@ -119,8 +128,10 @@ static void show_table(const question *q) {
     }
     table_cell(&t, 6, "%s", answer_text(a, &v, text));
   }
-  printf("model %s%s%s%s%s, %zu tokens\n", q->s->o->model, q->s->o->adapter != NULL ? ", adapter " : "",
-         q->s->o->adapter != NULL ? q->s->o->adapter : "", q->s->o->namespace_ != NULL ? ", namespace " : "",
+  printf("model %s%s%s%s%s, %zu tokens\n", q->s->o->model,
+         q->s->o->adapter != NULL ? ", adapter " : "",
+         q->s->o->adapter != NULL ? q->s->o->adapter : "",
+         q->s->o->namespace_ != NULL ? ", namespace " : "",
          q->s->o->namespace_ != NULL ? q->s->o->namespace_ : "", q->query.tokens_len);
   table_print(&t, stdout);
 }
@@ -136,20 +147,27 @@ static void show_json(const question *q) {
     kvrelay_pool_id_format(&v.descriptor->producer.pool_id, name);
     bool known = a->state == KVRELAY_ANSWER_KNOWN;
     json_t *endpoint = json_string(endpoint_name(&v.descriptor->serving_endpoint, text));
-    json_t *answer = json_pack("{s:s, s:o, s:s, s:I}", "pool", name, "endpoint", endpoint != NULL ? endpoint : json_null(), "state",
-                               known ? "known" : a->state == KVRELAY_ANSWER_UNKNOWN ? "unknown" : "unsupported", "block_size",
-                               (json_int_t)a->block_size);
+    json_t *answer = json_pack("{s:s, s:o, s:s, s:I}", "pool", name, "endpoint",
+                               endpoint != NULL ? endpoint : json_null(), "state",
+                               known                                ? "known"
+                               : a->state == KVRELAY_ANSWER_UNKNOWN ? "unknown"
+                                                                    : "unsupported",
+                               "block_size", (json_int_t)a->block_size);
     /* What is not known has no number: nobody may read it as 0. */
-    json_object_set_new(answer, "complete_blocks", known ? json_integer((json_int_t)a->complete_blocks) : json_null());
-    json_object_set_new(answer, "depth_blocks", known ? json_integer((json_int_t)a->depth_blocks) : json_null());
-    json_object_set_new(answer, "depth_tokens", known ? json_integer((json_int_t)(a->depth_blocks * a->block_size)) : json_null());
+    json_object_set_new(answer, "complete_blocks",
+                        known ? json_integer((json_int_t)a->complete_blocks) : json_null());
+    json_object_set_new(answer, "depth_blocks",
+                        known ? json_integer((json_int_t)a->depth_blocks) : json_null());
+    json_object_set_new(answer, "depth_tokens",
+                        known ? json_integer((json_int_t)(a->depth_blocks * a->block_size))
+                              : json_null());
     json_object_set_new(answer, "age_ms", known ? json_real((double)a->age_ns / 1e6) : json_null());
     json_object_set_new(answer, "stale", json_boolean(a->stale));
     json_object_set_new(answer, "answer", json_string(answer_text(a, &v, text)));
     json_array_append_new(list, answer);
   }
-  print_json(json_pack("{s:s, s:s, s:I, s:o}", "target", q->s->o->target, "model", q->s->o->model, "tokens", (json_int_t)q->query.tokens_len,
-                       "answers", list));
+  print_json(json_pack("{s:s, s:s, s:I, s:o}", "target", q->s->o->target, "model", q->s->o->model,
+                       "tokens", (json_int_t)q->query.tokens_len, "answers", list));
 }
 
 static int verdict(const question *q) {
@@ -187,10 +205,13 @@ static int answer(question *q) {
 static int read_tokens(const options *o, uint32_t **tokens, size_t *len) {
   char why[160];
   if (o->model == NULL || (o->tokens_file == NULL) == (o->token_ids == NULL)) {
-    fprintf(stderr, "kvrelay: query needs --model and one of --tokens FILE and --token-ids LIST; see kvrelay --help\n");
+    fprintf(stderr, "kvrelay: query needs --model and one of --tokens FILE and --token-ids LIST; "
+                    "see kvrelay --help\n");
     return EXIT_USAGE;
   }
-  int err = o->token_ids != NULL ? tokens_parse(o->token_ids, strlen(o->token_ids), tokens, len, why) : tokens_read(o->tokens_file, tokens, len, why);
+  int err = o->token_ids != NULL
+                ? tokens_parse(o->token_ids, strlen(o->token_ids), tokens, len, why)
+                : tokens_read(o->tokens_file, tokens, len, why);
   if (err == 0)
     return EXIT_FINE;
   fprintf(stderr, "kvrelay: %s\n", why);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kvrelay watch: the filter streams, a line per frame.  Every frame is checked by a consumer that keeps a replica. */
+/* kvrelay watch: the filter streams, a line per frame.  Every frame is checked by a consumer that
+ * keeps a replica. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -16,7 +17,8 @@ typedef struct tap {
   uint64_t shown;
 } tap;
 
-static void on_connection(kvrelay_caller *self, int state, int err, const char *text, uint64_t retry_ns, uint64_t now_ns) {
+static void on_connection(kvrelay_caller *self, int state, int err, const char *text,
+                          uint64_t retry_ns, uint64_t now_ns) {
   tap *t = (tap *)(void *)self;
   t->behind->connection(t->behind, state, err, text, retry_ns, now_ns);
 }
@@ -26,7 +28,8 @@ static void on_admitted(kvrelay_caller *self, uint32_t call, uint64_t now_ns) {
   t->behind->admitted(t->behind, call, now_ns);
 }
 
-static void on_end(kvrelay_caller *self, uint32_t call, const kvrelay_status *status, uint64_t now_ns) {
+static void on_end(kvrelay_caller *self, uint32_t call, const kvrelay_status *status,
+                   uint64_t now_ns) {
   tap *t = (tap *)(void *)self;
   t->behind->end(t->behind, call, status, now_ns);
 }
@@ -50,34 +53,40 @@ static void show(tap *t, const kvrelay_filter_update *u, const char *endpoint) {
   ckf_format format = {u->producer.ckf_format.seed, u->producer.ckf_format.bucket_count};
   ckf_cbi1_frame frame;
   char detail[96] = "";
-  int err = u->payload_len == 0 ? CKF_OK : ckf_cbi1_decode(&format, u->payload, u->payload_len, &frame);
+  int err =
+      u->payload_len == 0 ? CKF_OK : ckf_cbi1_decode(&format, u->payload, u->payload_len, &frame);
   struct timespec wall;
   clock_gettime(CLOCK_REALTIME, &wall);
   int64_t age_us = (int64_t)wall.tv_sec * 1000000 + wall.tv_nsec / 1000 - (int64_t)u->send_ts_us;
   if (u->payload_len != 0 && err == CKF_OK && u->kind == KVRELAY_UPDATE_SNAPSHOT_CHUNK)
-    snprintf(detail, sizeof detail, "chunk %" PRIu32 " of %" PRIu32, frame.chunk_index + 1, frame.chunk_count);
+    snprintf(detail, sizeof detail, "chunk %" PRIu32 " of %" PRIu32, frame.chunk_index + 1,
+             frame.chunk_count);
   else if (u->payload_len != 0 && err == CKF_OK)
     snprintf(detail, sizeof detail, "%" PRIu32 " buckets", frame.image_count);
   else if (err != CKF_OK)
     snprintf(detail, sizeof detail, "bad frame: %s", ckf_errname(err));
   if (t->s->o->json)
-    print_json(json_pack("{s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:s}", "endpoint", endpoint, "kind", kind, "base_sequence",
-                         (json_int_t)u->base_sequence, "sequence", (json_int_t)u->sequence, "send_ts_us", (json_int_t)u->send_ts_us, "age_us",
-                         (json_int_t)age_us, "bytes", (json_int_t)u->payload_len, "detail", detail));
+    print_json(json_pack("{s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:s}", "endpoint", endpoint, "kind",
+                         kind, "base_sequence", (json_int_t)u->base_sequence, "sequence",
+                         (json_int_t)u->sequence, "send_ts_us", (json_int_t)u->send_ts_us, "age_us",
+                         (json_int_t)age_us, "bytes", (json_int_t)u->payload_len, "detail",
+                         detail));
   else
-    printf("%-30s %-9s %" PRIu64 " -> %" PRIu64 "  %zu bytes  %s  sent %.1f ms ago\n", endpoint, kind, u->base_sequence, u->sequence,
-           u->payload_len, detail, (double)age_us / 1000);
+    printf("%-30s %-9s %" PRIu64 " -> %" PRIu64 "  %zu bytes  %s  sent %.1f ms ago\n", endpoint,
+           kind, u->base_sequence, u->sequence, u->payload_len, detail, (double)age_us / 1000);
   fflush(stdout);
   t->shown++;
 }
 
 /* Filter frames are the messages that decode as one and name a producer of the catalog. */
-static void on_message(kvrelay_caller *self, uint32_t call, const uint8_t *bytes, size_t len, uint64_t now_ns) {
+static void on_message(kvrelay_caller *self, uint32_t call, const uint8_t *bytes, size_t len,
+                       uint64_t now_ns) {
   tap *t = (tap *)(void *)self;
   kvrelay_filter_update update;
   kvrelay_pool_view view;
   char endpoint[512];
-  if (kvrelay_pb_decode_filter(bytes, len, NULL, &update) == KVRELAY_OK && update.producer.present && find_pool(t->s, &update.producer, &view))
+  if (kvrelay_pb_decode_filter(bytes, len, NULL, &update) == KVRELAY_OK &&
+      update.producer.present && find_pool(t->s, &update.producer, &view))
     show(t, &update, endpoint_name(&view.descriptor->serving_endpoint, endpoint));
   t->behind->message(t->behind, call, bytes, len, now_ns);
 }
@@ -95,7 +104,8 @@ static void follow(session *s, uint64_t *seen_revision) {
     if (kvrelay_consumer_pool_get(&s->consumer, i, session_now(s), &v) != KVRELAY_OK)
       continue;
     kvrelay_pool_id_format(&v.descriptor->producer.pool_id, name);
-    if (s->o->pool == NULL || strcmp(s->o->pool, endpoint_name(&v.descriptor->serving_endpoint, endpoint)) == 0 ||
+    if (s->o->pool == NULL ||
+        strcmp(s->o->pool, endpoint_name(&v.descriptor->serving_endpoint, endpoint)) == 0 ||
         strcmp(s->o->pool, name) == 0)
       (void)!kvrelay_consumer_follow(&s->consumer, i, true, session_now(s));
   }
@@ -105,9 +115,12 @@ static void report(session *s, const kvrelay_event_out *event) {
   kvrelay_pool_view v;
   char endpoint[512];
   if (event->kind == KVRELAY_EVENT_CATALOG_VOID)
-    fprintf(stderr, "kvrelay: catalog lost: %s %s\n", kvrelay_grpc_status_name(event->status.grpc), event->status.text);
-  if (event->kind == KVRELAY_EVENT_POOL_VOID && kvrelay_consumer_pool_get(&s->consumer, event->pool, session_now(s), &v) == KVRELAY_OK)
-    fprintf(stderr, "kvrelay: %s lost: fault %s, %s %s\n", endpoint_name(&v.descriptor->serving_endpoint, endpoint), fault_name(event->fault),
+    fprintf(stderr, "kvrelay: catalog lost: %s %s\n", kvrelay_grpc_status_name(event->status.grpc),
+            event->status.text);
+  if (event->kind == KVRELAY_EVENT_POOL_VOID &&
+      kvrelay_consumer_pool_get(&s->consumer, event->pool, session_now(s), &v) == KVRELAY_OK)
+    fprintf(stderr, "kvrelay: %s lost: fault %s, %s %s\n",
+            endpoint_name(&v.descriptor->serving_endpoint, endpoint), fault_name(event->fault),
             kvrelay_grpc_status_name(event->status.grpc), event->status.text);
 }
 

@@ -19,7 +19,8 @@ static const char usage[] =
     "TARGET is host:port of a relay.\n"
     "\n"
     "  --model NAME         query: model id or alias\n"
-    "  --tokens FILE        query: token ids, separated by white space or commas, or a JSON list; - = standard input\n"
+    "  --tokens FILE        query: token ids, separated by white space or commas, or a JSON list; "
+    "- = standard input\n"
     "  --token-ids LIST     query: the same on the command line, with ranges: 1,2,100-195\n"
     "  --adapter NAME       query: LoRA adapter of that model\n"
     "  --namespace NAME     query: cache namespace (what engines call cache salt)\n"
@@ -31,17 +32,19 @@ static const char usage[] =
     "  --json               one JSON object a line instead of tables\n"
     "  --help, --version\n"
     "\n"
-    "Exit codes: 0 fine, 1 answered \"no\" (no match), 2 cannot be decided (no usable replica), 64 usage,\n"
+    "Exit codes: 0 fine, 1 answered \"no\" (no match), 2 cannot be decided (no usable replica), 64 "
+    "usage,\n"
     "69 unreachable, 76 the other side speaks another contract.\n";
 
 static const struct command {
   const char *name;
   int (*run)(const options *o);
-} commands[] = {{"info", cmd_info}, {"catalog", cmd_catalog}, {"query", cmd_query}, {"watch", cmd_watch}};
+} commands[] = {
+    {"info", cmd_info}, {"catalog", cmd_catalog}, {"query", cmd_query}, {"watch", cmd_watch}};
 
 static int bad(const char *what, const char *word) {
-  fprintf(stderr, "kvrelay: %s%s%s%s; see kvrelay --help\n", what, word == NULL ? "" : " '", word == NULL ? "" : word,
-          word == NULL ? "" : "'");
+  fprintf(stderr, "kvrelay: %s%s%s%s; see kvrelay --help\n", what, word == NULL ? "" : " '",
+          word == NULL ? "" : word, word == NULL ? "" : "'");
   return EXIT_USAGE;
 }
 
@@ -53,7 +56,19 @@ static bool parse_count(const char *text, uint64_t *out) {
 
 /* Options may stand anywhere behind the command; what is left over is the target. */
 static int parse(int argc, char **argv, options *o) {
-  enum { MODEL = 1, TOKENS, TOKEN_IDS, ADAPTER, NAMESPACE, POOL, WATCH, COUNT, TIMEOUT, SUBSCRIBER, JSON };
+  enum {
+    MODEL = 1,
+    TOKENS,
+    TOKEN_IDS,
+    ADAPTER,
+    NAMESPACE,
+    POOL,
+    WATCH,
+    COUNT,
+    TIMEOUT,
+    SUBSCRIBER,
+    JSON
+  };
   static const struct option longs[] = {{"model", required_argument, NULL, MODEL},
                                         {"tokens", required_argument, NULL, TOKENS},
                                         {"token-ids", required_argument, NULL, TOKEN_IDS},
@@ -124,8 +139,8 @@ int main(int argc, char **argv) {
     return EXIT_FINE;
   }
   if (strcmp(argv[1], "--version") == 0) {
-    printf("kvrelay %d.%d.%d, contract version %d\n", KVRELAY_VERSION_MAJOR, KVRELAY_VERSION_MINOR, KVRELAY_VERSION_PATCH,
-           KVRELAY_WIRE_VERSION);
+    printf("kvrelay %d.%d.%d, contract version %d\n", KVRELAY_VERSION_MAJOR, KVRELAY_VERSION_MINOR,
+           KVRELAY_VERSION_PATCH, KVRELAY_WIRE_VERSION);
     return EXIT_FINE;
   }
   for (int i = 2; i < argc; i++)

@@ -15,7 +15,8 @@ static void on_connection(void *context, int state, int err, const char *text, u
     s->failed = false;
   } else if (state == KVRELAY_CONNECTION_FAILED) {
     s->failed = true;
-    snprintf(s->failure, sizeof s->failure, "%s", text != NULL && text[0] != 0 ? text : kvrelay_transport_strerror(err));
+    snprintf(s->failure, sizeof s->failure, "%s",
+             text != NULL && text[0] != 0 ? text : kvrelay_transport_strerror(err));
   }
 }
 
@@ -35,7 +36,8 @@ int session_open(session *s, const options *o, bool subscribe_all) {
   kvrelay_client_config client = kvrelay_client_config_default(&s->consumer);
   client.connection = on_connection;
   client.context = s;
-  if (s->consumer_mem == NULL || kvrelay_consumer_init(&s->consumer, &cfg, s->consumer_mem, len, 0) != KVRELAY_OK ||
+  if (s->consumer_mem == NULL ||
+      kvrelay_consumer_init(&s->consumer, &cfg, s->consumer_mem, len, 0) != KVRELAY_OK ||
       kvrelay_client_open(&client, &s->client) != KVRELAY_TRANSPORT_OK) {
     fprintf(stderr, "kvrelay: no memory\n");
     return EXIT_SYSTEM;
@@ -82,7 +84,8 @@ int session_turn(session *s) {
   }
   if (session_now(s) < s->give_up_ns)
     return EXIT_FINE;
-  fprintf(stderr, "kvrelay: %s: no answer within %g s%s%s\n", s->o->target, s->o->timeout_s, s->failure[0] != 0 ? ": " : "", s->failure);
+  fprintf(stderr, "kvrelay: %s: no answer within %g s%s%s\n", s->o->target, s->o->timeout_s,
+          s->failure[0] != 0 ? ": " : "", s->failure);
   return s->connected ? EXIT_UNDECIDED : EXIT_UNREACHABLE;
 }
 
@@ -129,25 +132,30 @@ const char *endpoint_name(const kvrelay_endpoint *e, char out[512]) {
 }
 
 const char *hash_format_name(int32_t format) {
-  return format == HASHFMT_FORMAT_STANDARD ? "standard" : format == HASHFMT_FORMAT_EAGLE ? "eagle" : "unknown";
+  return format == HASHFMT_FORMAT_STANDARD ? "standard"
+         : format == HASHFMT_FORMAT_EAGLE  ? "eagle"
+                                           : "unknown";
 }
 
 const char *replica_state_name(int32_t state) {
-  static const char *const names[] = {"idle", "waiting", "subscribing", "assembling", "live", "quarantined"};
+  static const char *const names[] = {"idle",       "waiting", "subscribing",
+                                      "assembling", "live",    "quarantined"};
   return state >= 0 && state < (int32_t)(sizeof names / sizeof names[0]) ? names[state] : "unknown";
 }
 
 const char *fault_name(int32_t fault) {
-  static const char *const names[] = {"none",           "another relay",  "another producer", "unknown frame kind", "bad frame",
-                                      "header differs", "frame too early", "sequence gap",     "undecodable",        "envelope"};
+  static const char *const names[] = {
+      "none",           "another relay",   "another producer", "unknown frame kind", "bad frame",
+      "header differs", "frame too early", "sequence gap",     "undecodable",        "envelope"};
   return fault >= 0 && fault < (int32_t)(sizeof names / sizeof names[0]) ? names[fault] : "unknown";
 }
 
 const char *verdict_text(const kvrelay_verdict *v, char out[128]) {
   if (v->class_ == KVRELAY_CLASS_OK)
     return "ok";
-  snprintf(out, 128, "%s: %s%s%s", v->class_ == KVRELAY_CLASS_UNSUPPORTED ? "unsupported" : "invalid", kvrelay_condition_name(v->condition),
-           v->field[0] != 0 ? " at " : "", v->field);
+  snprintf(out, 128, "%s: %s%s%s",
+           v->class_ == KVRELAY_CLASS_UNSUPPORTED ? "unsupported" : "invalid",
+           kvrelay_condition_name(v->condition), v->field[0] != 0 ? " at " : "", v->field);
   return out;
 }
 
@@ -156,8 +164,9 @@ static json_t *json_registration(const kvrelay_registration *r) {
   for (size_t i = 0; i < r->aliases_len; i++)
     json_array_append_new(aliases, json_text(r->aliases[i]));
   bool lora = r->target.kind == KVRELAY_TARGET_LORA;
-  return json_pack("{s:o, s:s, s:o, s:o, s:o}", "id", json_text(r->canonical_model_id), "kind", lora ? "lora" : "base", "base_model",
-                   json_text(r->target.base_model), "adapter", lora ? json_text(r->target.adapter) : json_null(), "aliases", aliases);
+  return json_pack("{s:o, s:s, s:o, s:o, s:o}", "id", json_text(r->canonical_model_id), "kind",
+                   lora ? "lora" : "base", "base_model", json_text(r->target.base_model), "adapter",
+                   lora ? json_text(r->target.adapter) : json_null(), "aliases", aliases);
 }
 
 json_t *json_pool(const kvrelay_pool_view *view) {
@@ -168,14 +177,17 @@ json_t *json_pool(const kvrelay_pool_view *view) {
     json_array_append_new(models, json_registration(&d->registrations[i]));
   for (size_t i = 0; i < d->pool_roles.len; i++) {
     const char *role = kvrelay_role_name(d->pool_roles.ptr[i]);
-    json_array_append_new(roles, role != NULL ? json_string(role) : json_integer(d->pool_roles.ptr[i]));
+    json_array_append_new(roles,
+                          role != NULL ? json_string(role) : json_integer(d->pool_roles.ptr[i]));
   }
   kvrelay_pool_id_format(&d->producer.pool_id, name);
   json_t *endpoint_text = json_string(endpoint_name(&d->serving_endpoint, endpoint));
   return json_pack("{s:s, s:o, s:I, s:s, s:o, s:o, s:o, s:o, s:I, s:s}", "pool", name, "endpoint",
-                   endpoint_text != NULL ? endpoint_text : json_null(), "block_size", (json_int_t)d->query_semantics.kv_block_size,
-                   "hash_format", hash_format_name(d->query_semantics.hash_format), "models", models, "roles", roles,
-                   "producer_incarnation", json_hex(d->producer.producer_incarnation), "layout_generation",
-                   json_integer((json_int_t)d->producer.layout_generation), "bucket_count", (json_int_t)d->producer.ckf_format.bucket_count,
-                   "verdict", verdict_text(&view->verdict, verdict));
+                   endpoint_text != NULL ? endpoint_text : json_null(), "block_size",
+                   (json_int_t)d->query_semantics.kv_block_size, "hash_format",
+                   hash_format_name(d->query_semantics.hash_format), "models", models, "roles",
+                   roles, "producer_incarnation", json_hex(d->producer.producer_incarnation),
+                   "layout_generation", json_integer((json_int_t)d->producer.layout_generation),
+                   "bucket_count", (json_int_t)d->producer.ckf_format.bucket_count, "verdict",
+                   verdict_text(&view->verdict, verdict));
 }

@@ -26,7 +26,8 @@ typedef struct session {
 int session_open(session *s, const options *o, bool subscribe_all);
 /* Connects; `tap` NULL = the client itself.  As session_open. */
 int session_connect(session *s, kvrelay_caller *tap);
-/* One turn of the loop.  EXIT_FINE: go on; else an exit code after a message: unreachable, another contract, time is up. */
+/* One turn of the loop.  EXIT_FINE: go on; else an exit code after a message: unreachable, another
+ * contract, time is up. */
 int session_turn(session *s);
 /* The first answer is there: no more time limit. */
 void session_answered(session *s);

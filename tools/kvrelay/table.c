@@ -64,7 +64,8 @@ void table_print(table *t, FILE *out) {
     for (int column = 0; column < t->columns; column++) {
       const char *text = cell_text(t, row, column);
       bool last = column + 1 == t->columns;
-      fprintf(out, "%s%*s%s", text, last ? 0 : width[column] - width_of(text), "", last ? "\n" : "  ");
+      fprintf(out, "%s%*s%s", text, last ? 0 : width[column] - width_of(text), "",
+              last ? "\n" : "  ");
     }
   for (int i = 0; i < t->rows * t->columns; i++)
     free(t->cells[i]);

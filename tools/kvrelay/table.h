@@ -18,7 +18,8 @@ typedef struct table {
 void table_init(table *t, int columns, const char *const *header);
 /* Starts a row; its cells are "-" until table_cell sets them. */
 void table_row(table *t);
-void table_cell(table *t, int column, const char *format, ...) __attribute__((format(printf, 3, 4)));
+void table_cell(table *t, int column, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
 /* Prints and frees. */
 void table_print(table *t, FILE *out);
 

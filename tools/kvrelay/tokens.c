@@ -57,8 +57,8 @@ int tokens_parse(const char *text, size_t len, uint32_t **tokens, size_t *count,
       i++;
     uint64_t first, last;
     if (parse_word(text + start, i - start, &first, &last) != 0) {
-      snprintf(why, 160, "'%.*s' is no token: numbers 0 to 4294967295 and ranges like 100-195 are", (int)(i - start < 40 ? i - start : 40),
-               text + start);
+      snprintf(why, 160, "'%.*s' is no token: numbers 0 to 4294967295 and ranges like 100-195 are",
+               (int)(i - start < 40 ? i - start : 40), text + start);
       free(list);
       return -1;
     }

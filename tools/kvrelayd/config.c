@@ -16,93 +16,121 @@
 
 /* ---- schema: what libcyaml reads, and what yaml_doc_check compares keys with ---- */
 
-#define TEXT_REQUIRED(KEY, STRUCT, MEMBER) CYAML_FIELD_STRING_PTR(KEY, CYAML_FLAG_POINTER, STRUCT, MEMBER, 0, CONFIG_TEXT_MAX)
-#define TEXT(KEY, STRUCT, MEMBER) \
-  CYAML_FIELD_STRING_PTR(KEY, CYAML_FLAG_POINTER | CYAML_FLAG_OPTIONAL, STRUCT, MEMBER, 0, CONFIG_TEXT_MAX)
+#define TEXT_REQUIRED(KEY, STRUCT, MEMBER)                                                         \
+  CYAML_FIELD_STRING_PTR(KEY, CYAML_FLAG_POINTER, STRUCT, MEMBER, 0, CONFIG_TEXT_MAX)
+#define TEXT(KEY, STRUCT, MEMBER)                                                                  \
+  CYAML_FIELD_STRING_PTR(KEY, CYAML_FLAG_POINTER | CYAML_FLAG_OPTIONAL, STRUCT, MEMBER, 0,         \
+                         CONFIG_TEXT_MAX)
 
-static const cyaml_schema_value_t text_entry = {CYAML_VALUE_STRING(CYAML_FLAG_POINTER, char *, 0, CONFIG_TEXT_MAX)};
+static const cyaml_schema_value_t text_entry = {
+    CYAML_VALUE_STRING(CYAML_FLAG_POINTER, char *, 0, CONFIG_TEXT_MAX)};
 
-static const cyaml_strval_t event_types[] = {{"none", CONFIG_EVENTS_NONE}, {"engine", CONFIG_EVENTS_ENGINE}, {"trace", CONFIG_EVENTS_TRACE}};
-static const cyaml_strval_t on_loss[] = {{"clear", KVRELAY_ON_LOSS_CLEAR}, {"keep", KVRELAY_ON_LOSS_KEEP}};
-static const cyaml_strval_t mm_identifiers[] = {{"hex64", KVRELAY_MM_HEX64}, {"marker", KVRELAY_MM_MARKER}};
-static const cyaml_strval_t untagged_salt[] = {{"ignore", KVRELAY_SALT_IGNORE}, {"namespace", KVRELAY_SALT_NAMESPACE}};
+static const cyaml_strval_t event_types[] = {
+    {"none", CONFIG_EVENTS_NONE}, {"engine", CONFIG_EVENTS_ENGINE}, {"trace", CONFIG_EVENTS_TRACE}};
+static const cyaml_strval_t on_loss[] = {{"clear", KVRELAY_ON_LOSS_CLEAR},
+                                         {"keep", KVRELAY_ON_LOSS_KEEP}};
+static const cyaml_strval_t mm_identifiers[] = {{"hex64", KVRELAY_MM_HEX64},
+                                                {"marker", KVRELAY_MM_MARKER}};
+static const cyaml_strval_t untagged_salt[] = {{"ignore", KVRELAY_SALT_IGNORE},
+                                               {"namespace", KVRELAY_SALT_NAMESPACE}};
 static const cyaml_strval_t source_kinds[] = {{"raw", 0}, {"deduplicated", 1}};
-static const cyaml_strval_t roles[] = {{"legacy", KVRELAY_ROLE_LEGACY},   {"prefill", KVRELAY_ROLE_PREFILL},
-                                       {"decode", KVRELAY_ROLE_DECODE},   {"encode", KVRELAY_ROLE_ENCODE},
+static const cyaml_strval_t roles[] = {{"legacy", KVRELAY_ROLE_LEGACY},
+                                       {"prefill", KVRELAY_ROLE_PREFILL},
+                                       {"decode", KVRELAY_ROLE_DECODE},
+                                       {"encode", KVRELAY_ROLE_ENCODE},
                                        {"aggregated", KVRELAY_ROLE_AGGREGATED}};
-static const cyaml_strval_t hash_formats[] = {{"standard", HASHFMT_FORMAT_STANDARD}, {"eagle", HASHFMT_FORMAT_EAGLE}};
+static const cyaml_strval_t hash_formats[] = {{"standard", HASHFMT_FORMAT_STANDARD},
+                                              {"eagle", HASHFMT_FORMAT_EAGLE}};
 
 static const cyaml_schema_field_t events_fields[] = {
-    CYAML_FIELD_ENUM("type", CYAML_FLAG_STRICT, config_events, type, event_types, CYAML_ARRAY_LEN(event_types)),
+    CYAML_FIELD_ENUM("type", CYAML_FLAG_STRICT, config_events, type, event_types,
+                     CYAML_ARRAY_LEN(event_types)),
     TEXT("endpoint", config_events, endpoint),
     CYAML_FIELD_BOOL("bind", CYAML_FLAG_OPTIONAL, config_events, bind),
     TEXT("topic", config_events, topic),
     TEXT("file", config_events, file),
-    CYAML_FIELD_UINT_PTR("rank_port_step", CYAML_FLAG_POINTER | CYAML_FLAG_OPTIONAL, config_events, rank_port_step_given),
-    CYAML_FIELD_UINT_PTR("max_payload_bytes", CYAML_FLAG_POINTER | CYAML_FLAG_OPTIONAL, config_events, max_payload_bytes_given),
-    CYAML_FIELD_ENUM("on_loss", CYAML_FLAG_OPTIONAL | CYAML_FLAG_STRICT, config_events, on_loss, on_loss, CYAML_ARRAY_LEN(on_loss)),
-    CYAML_FIELD_ENUM("mm_identifiers", CYAML_FLAG_OPTIONAL | CYAML_FLAG_STRICT, config_events, mm_identifiers, mm_identifiers,
-                     CYAML_ARRAY_LEN(mm_identifiers)),
-    CYAML_FIELD_ENUM("untagged_salt", CYAML_FLAG_OPTIONAL | CYAML_FLAG_STRICT, config_events, untagged_salt, untagged_salt,
-                     CYAML_ARRAY_LEN(untagged_salt)),
-    CYAML_FIELD_ENUM("source_kind", CYAML_FLAG_OPTIONAL | CYAML_FLAG_STRICT, config_events, source_kind, source_kinds,
-                     CYAML_ARRAY_LEN(source_kinds)),
-    CYAML_FIELD_UINT_PTR("image_token_id", CYAML_FLAG_POINTER | CYAML_FLAG_OPTIONAL, config_events, image_token_id),
-    CYAML_FIELD_UINT_PTR("video_token_id", CYAML_FLAG_POINTER | CYAML_FLAG_OPTIONAL, config_events, video_token_id),
-    CYAML_FIELD_UINT_PTR("main_group", CYAML_FLAG_POINTER | CYAML_FLAG_OPTIONAL, config_events, main_group),
-    CYAML_FIELD_UINT_PTR("partial_memory", CYAML_FLAG_POINTER | CYAML_FLAG_OPTIONAL, config_events, partial_memory_given),
+    CYAML_FIELD_UINT_PTR("rank_port_step", CYAML_FLAG_POINTER | CYAML_FLAG_OPTIONAL, config_events,
+                         rank_port_step_given),
+    CYAML_FIELD_UINT_PTR("max_payload_bytes", CYAML_FLAG_POINTER | CYAML_FLAG_OPTIONAL,
+                         config_events, max_payload_bytes_given),
+    CYAML_FIELD_ENUM("on_loss", CYAML_FLAG_OPTIONAL | CYAML_FLAG_STRICT, config_events, on_loss,
+                     on_loss, CYAML_ARRAY_LEN(on_loss)),
+    CYAML_FIELD_ENUM("mm_identifiers", CYAML_FLAG_OPTIONAL | CYAML_FLAG_STRICT, config_events,
+                     mm_identifiers, mm_identifiers, CYAML_ARRAY_LEN(mm_identifiers)),
+    CYAML_FIELD_ENUM("untagged_salt", CYAML_FLAG_OPTIONAL | CYAML_FLAG_STRICT, config_events,
+                     untagged_salt, untagged_salt, CYAML_ARRAY_LEN(untagged_salt)),
+    CYAML_FIELD_ENUM("source_kind", CYAML_FLAG_OPTIONAL | CYAML_FLAG_STRICT, config_events,
+                     source_kind, source_kinds, CYAML_ARRAY_LEN(source_kinds)),
+    CYAML_FIELD_UINT_PTR("image_token_id", CYAML_FLAG_POINTER | CYAML_FLAG_OPTIONAL, config_events,
+                         image_token_id),
+    CYAML_FIELD_UINT_PTR("video_token_id", CYAML_FLAG_POINTER | CYAML_FLAG_OPTIONAL, config_events,
+                         video_token_id),
+    CYAML_FIELD_UINT_PTR("main_group", CYAML_FLAG_POINTER | CYAML_FLAG_OPTIONAL, config_events,
+                         main_group),
+    CYAML_FIELD_UINT_PTR("partial_memory", CYAML_FLAG_POINTER | CYAML_FLAG_OPTIONAL, config_events,
+                         partial_memory_given),
     CYAML_FIELD_END};
 
 static const cyaml_schema_field_t worker_fields[] = {
     CYAML_FIELD_UINT("id", CYAML_FLAG_DEFAULT, config_worker, id),
-    CYAML_FIELD_ENUM("role", CYAML_FLAG_OPTIONAL | CYAML_FLAG_STRICT, config_worker, role, roles, CYAML_ARRAY_LEN(roles)),
+    CYAML_FIELD_ENUM("role", CYAML_FLAG_OPTIONAL | CYAML_FLAG_STRICT, config_worker, role, roles,
+                     CYAML_ARRAY_LEN(roles)),
     CYAML_FIELD_UINT("rank_start", CYAML_FLAG_OPTIONAL, config_worker, rank_start),
-    CYAML_FIELD_UINT_PTR("ranks", CYAML_FLAG_POINTER | CYAML_FLAG_OPTIONAL, config_worker, ranks_given),
-    CYAML_FIELD_SEQUENCE("adapters", CYAML_FLAG_POINTER | CYAML_FLAG_OPTIONAL, config_worker, adapters, &text_entry, 0, CONFIG_LIST_MAX),
+    CYAML_FIELD_UINT_PTR("ranks", CYAML_FLAG_POINTER | CYAML_FLAG_OPTIONAL, config_worker,
+                         ranks_given),
+    CYAML_FIELD_SEQUENCE("adapters", CYAML_FLAG_POINTER | CYAML_FLAG_OPTIONAL, config_worker,
+                         adapters, &text_entry, 0, CONFIG_LIST_MAX),
     CYAML_FIELD_MAPPING("events", CYAML_FLAG_OPTIONAL, config_worker, events, events_fields),
     CYAML_FIELD_END};
-static const cyaml_schema_value_t worker_entry = {CYAML_VALUE_MAPPING(CYAML_FLAG_DEFAULT, config_worker, worker_fields)};
+static const cyaml_schema_value_t worker_entry = {
+    CYAML_VALUE_MAPPING(CYAML_FLAG_DEFAULT, config_worker, worker_fields)};
 
 static const cyaml_schema_field_t adapter_fields[] = {
-    TEXT_REQUIRED("id", config_adapter, id),
-    TEXT("runtime_name", config_adapter, runtime_name),
-    CYAML_FIELD_SEQUENCE("aliases", CYAML_FLAG_POINTER | CYAML_FLAG_OPTIONAL, config_adapter, aliases, &text_entry, 0, CONFIG_LIST_MAX),
+    TEXT_REQUIRED("id", config_adapter, id), TEXT("runtime_name", config_adapter, runtime_name),
+    CYAML_FIELD_SEQUENCE("aliases", CYAML_FLAG_POINTER | CYAML_FLAG_OPTIONAL, config_adapter,
+                         aliases, &text_entry, 0, CONFIG_LIST_MAX),
     CYAML_FIELD_END};
-static const cyaml_schema_value_t adapter_entry = {CYAML_VALUE_MAPPING(CYAML_FLAG_DEFAULT, config_adapter, adapter_fields)};
+static const cyaml_schema_value_t adapter_entry = {
+    CYAML_VALUE_MAPPING(CYAML_FLAG_DEFAULT, config_adapter, adapter_fields)};
 
 static const cyaml_schema_field_t endpoint_fields[] = {
     TEXT_REQUIRED("namespace", config_endpoint, namespace_),
     TEXT_REQUIRED("component", config_endpoint, component),
     TEXT_REQUIRED("endpoint", config_endpoint, endpoint),
     TEXT_REQUIRED("model", config_endpoint, model),
-    CYAML_FIELD_SEQUENCE("aliases", CYAML_FLAG_POINTER | CYAML_FLAG_OPTIONAL, config_endpoint, aliases, &text_entry, 0, CONFIG_LIST_MAX),
+    CYAML_FIELD_SEQUENCE("aliases", CYAML_FLAG_POINTER | CYAML_FLAG_OPTIONAL, config_endpoint,
+                         aliases, &text_entry, 0, CONFIG_LIST_MAX),
     TEXT("model_source", config_endpoint, model_source),
     CYAML_FIELD_UINT("block_size", CYAML_FLAG_OPTIONAL, config_endpoint, block_size),
-    CYAML_FIELD_ENUM("hash_format", CYAML_FLAG_OPTIONAL | CYAML_FLAG_STRICT, config_endpoint, hash_format, hash_formats,
-                     CYAML_ARRAY_LEN(hash_formats)),
-    CYAML_FIELD_UINT_PTR("expected_unique_blocks", CYAML_FLAG_POINTER | CYAML_FLAG_OPTIONAL, config_endpoint, expected_given),
+    CYAML_FIELD_ENUM("hash_format", CYAML_FLAG_OPTIONAL | CYAML_FLAG_STRICT, config_endpoint,
+                     hash_format, hash_formats, CYAML_ARRAY_LEN(hash_formats)),
+    CYAML_FIELD_UINT_PTR("expected_unique_blocks", CYAML_FLAG_POINTER | CYAML_FLAG_OPTIONAL,
+                         config_endpoint, expected_given),
     /* maps with free keys: read from the document, see read_map */
     CYAML_FIELD_IGNORE("semantics", CYAML_FLAG_OPTIONAL),
     CYAML_FIELD_IGNORE("routing_scope", CYAML_FLAG_OPTIONAL),
-    CYAML_FIELD_SEQUENCE("adapters", CYAML_FLAG_POINTER | CYAML_FLAG_OPTIONAL, config_endpoint, adapters, &adapter_entry, 0,
-                         CONFIG_LIST_MAX),
-    CYAML_FIELD_SEQUENCE("workers", CYAML_FLAG_POINTER | CYAML_FLAG_OPTIONAL, config_endpoint, workers, &worker_entry, 0,
-                         CONFIG_MAX_WORKERS),
+    CYAML_FIELD_SEQUENCE("adapters", CYAML_FLAG_POINTER | CYAML_FLAG_OPTIONAL, config_endpoint,
+                         adapters, &adapter_entry, 0, CONFIG_LIST_MAX),
+    CYAML_FIELD_SEQUENCE("workers", CYAML_FLAG_POINTER | CYAML_FLAG_OPTIONAL, config_endpoint,
+                         workers, &worker_entry, 0, CONFIG_MAX_WORKERS),
     CYAML_FIELD_END};
-static const cyaml_schema_value_t endpoint_entry = {CYAML_VALUE_MAPPING(CYAML_FLAG_DEFAULT, config_endpoint, endpoint_fields)};
+static const cyaml_schema_value_t endpoint_entry = {
+    CYAML_VALUE_MAPPING(CYAML_FLAG_DEFAULT, config_endpoint, endpoint_fields)};
 
 static const cyaml_schema_field_t relay_fields[] = {
-    TEXT_REQUIRED("dc", config_relay, dc),
-    TEXT("bind", config_relay, bind),
-    CYAML_FIELD_UINT_PTR("expected_unique_blocks", CYAML_FLAG_POINTER | CYAML_FLAG_OPTIONAL, config_relay, expected_given),
+    TEXT_REQUIRED("dc", config_relay, dc), TEXT("bind", config_relay, bind),
+    CYAML_FIELD_UINT_PTR("expected_unique_blocks", CYAML_FLAG_POINTER | CYAML_FLAG_OPTIONAL,
+                         config_relay, expected_given),
     CYAML_FIELD_END};
 
 static const cyaml_schema_field_t config_fields[] = {
     CYAML_FIELD_UINT("version", CYAML_FLAG_DEFAULT, config, version),
     CYAML_FIELD_MAPPING("relay", CYAML_FLAG_DEFAULT, config, relay, relay_fields),
-    CYAML_FIELD_SEQUENCE("endpoints", CYAML_FLAG_POINTER | CYAML_FLAG_OPTIONAL, config, endpoints, &endpoint_entry, 0, CONFIG_LIST_MAX),
+    CYAML_FIELD_SEQUENCE("endpoints", CYAML_FLAG_POINTER | CYAML_FLAG_OPTIONAL, config, endpoints,
+                         &endpoint_entry, 0, CONFIG_LIST_MAX),
     CYAML_FIELD_END};
-static const cyaml_schema_value_t config_schema = {CYAML_VALUE_MAPPING(CYAML_FLAG_POINTER, config, config_fields)};
+static const cyaml_schema_value_t config_schema = {
+    CYAML_VALUE_MAPPING(CYAML_FLAG_POINTER, config, config_fields)};
 
 /* ---- libcyaml's own complaints: first message and first place of its backtrace ---- */
 
@@ -121,7 +149,8 @@ static void note_complaint(cyaml_log_t level, void *context, const char *format,
   line[strcspn(line, "\n")] = 0;
   if (level < CYAML_LOG_ERROR)
     return;
-  if (sscanf(line, " in mapping field '%127[^']' (line: %zu, column: %zu)", key, &row, &column) == 3) {
+  if (sscanf(line, " in mapping field '%127[^']' (line: %zu, column: %zu)", key, &row, &column) ==
+      3) {
     if (c->line == 0) {
       snprintf(c->key, sizeof c->key, "%s", key);
       c->line = row;
@@ -133,7 +162,10 @@ static void note_complaint(cyaml_log_t level, void *context, const char *format,
 }
 
 static cyaml_config_t cyaml_settings(complaint *c) {
-  cyaml_config_t settings = {.log_fn = note_complaint, .log_ctx = c, .mem_fn = cyaml_mem, .log_level = CYAML_LOG_ERROR,
+  cyaml_config_t settings = {.log_fn = note_complaint,
+                             .log_ctx = c,
+                             .mem_fn = cyaml_mem,
+                             .log_level = CYAML_LOG_ERROR,
                              .flags = CYAML_CFG_NO_ALIAS};
   return settings;
 }
@@ -143,7 +175,8 @@ static cyaml_config_t cyaml_settings(complaint *c) {
 #define PATH_CAP 256
 
 /* A path for a message; a longer one is cut. */
-static const char *place(char out[PATH_CAP], const char *format, ...) __attribute__((format(printf, 2, 3)));
+static const char *place(char out[PATH_CAP], const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
 static const char *place(char out[PATH_CAP], const char *format, ...) {
   va_list args;
   va_start(args, format);
@@ -177,8 +210,8 @@ static bool address_valid(const char *address) {
   size_t len = colon == NULL ? 0 : (size_t)(colon - address);
   unsigned char out[16];
   char *end;
-  if (colon == NULL || len == 0 || len >= sizeof host || colon[1] < '0' || colon[1] > '9' || strtoul(colon + 1, &end, 10) > 65535 ||
-      *end != 0)
+  if (colon == NULL || len == 0 || len >= sizeof host || colon[1] < '0' || colon[1] > '9' ||
+      strtoul(colon + 1, &end, 10) > 65535 || *end != 0)
     return false;
   memcpy(host, address, len);
   host[len] = 0;
@@ -194,9 +227,12 @@ static config_map_entry *read_map(yaml_doc *doc, const char *path, unsigned *cou
   *count = 0;
   if (node == NULL)
     return NULL;
-  size_t pairs = node->type == YAML_MAPPING_NODE ? (size_t)(node->data.mapping.pairs.top - node->data.mapping.pairs.start) : 0;
+  size_t pairs = node->type == YAML_MAPPING_NODE
+                     ? (size_t)(node->data.mapping.pairs.top - node->data.mapping.pairs.start)
+                     : 0;
   if (pairs == 0 || pairs > 32) {
-    yaml_doc_error(doc, path, "must be a mapping of 1 to 32 entries; leave the key out to have no map");
+    yaml_doc_error(doc, path,
+                   "must be a mapping of 1 to 32 entries; leave the key out to have no map");
     return NULL;
   }
   config_map_entry *map = calloc(pairs, sizeof *map);
@@ -204,10 +240,13 @@ static config_map_entry *read_map(yaml_doc *doc, const char *path, unsigned *cou
     yaml_node_pair_t *pair = &node->data.mapping.pairs.start[i];
     size_t key_len, value_len;
     const char *key = yaml_doc_text(yaml_document_get_node(&doc->document, pair->key), &key_len);
-    const char *value = yaml_doc_text(yaml_document_get_node(&doc->document, pair->value), &value_len);
-    if (key == NULL || value == NULL || strlen(key) != key_len || strlen(value) != value_len || key_len < 1 || key_len > 128 ||
-        value_len < 1 || value_len > 1024) {
-      yaml_doc_error(doc, path, "entry %zu: a key is 1 to 128 bytes and a value 1 to 1024 bytes of text", i + 1);
+    const char *value =
+        yaml_doc_text(yaml_document_get_node(&doc->document, pair->value), &value_len);
+    if (key == NULL || value == NULL || strlen(key) != key_len || strlen(value) != value_len ||
+        key_len < 1 || key_len > 128 || value_len < 1 || value_len > 1024) {
+      yaml_doc_error(doc, path,
+                     "entry %zu: a key is 1 to 128 bytes and a value 1 to 1024 bytes of text",
+                     i + 1);
       continue;
     }
     for (unsigned j = 0; j < *count; j++)
@@ -231,8 +270,11 @@ static void check_events(yaml_doc *doc, config_events *ev, const char *path) {
   if (!trace && ev->file != NULL)
     yaml_doc_error(doc, place(at, "%s/file", path), "only type 'trace' has a file");
   ev->rank_port_step = ev->rank_port_step_given == NULL ? 1 : *ev->rank_port_step_given;
-  ev->max_payload_bytes = ev->max_payload_bytes_given == NULL ? (uint64_t)64 << 20 : *ev->max_payload_bytes_given;
-  ev->partial_memory = ev->partial_memory_given == NULL ? kvrelay_source_config_default().partial_memory : *ev->partial_memory_given;
+  ev->max_payload_bytes =
+      ev->max_payload_bytes_given == NULL ? (uint64_t)64 << 20 : *ev->max_payload_bytes_given;
+  ev->partial_memory = ev->partial_memory_given == NULL
+                           ? kvrelay_source_config_default().partial_memory
+                           : *ev->partial_memory_given;
   if (ev->max_payload_bytes < 1024 || ev->max_payload_bytes > (uint64_t)1 << 30)
     yaml_doc_error(doc, place(at, "%s/max_payload_bytes", path), "must be 1024 to 1073741824");
   if (ev->partial_memory > 1u << 24)
@@ -247,15 +289,18 @@ static void check_worker(yaml_doc *doc, config_endpoint *e, unsigned index, cons
     w->role = KVRELAY_ROLE_LEGACY;
   for (unsigned i = 0; i < index; i++)
     if (e->workers[i].id == w->id)
-      yaml_doc_error(doc, place(at, "%s/id", path), "worker %llu stands twice in this endpoint", (unsigned long long)w->id);
+      yaml_doc_error(doc, place(at, "%s/id", path), "worker %llu stands twice in this endpoint",
+                     (unsigned long long)w->id);
   if (w->ranks < 1 || w->ranks > CONFIG_MAX_RANKS || w->rank_start > UINT32_MAX - w->ranks)
-    yaml_doc_error(doc, place(at, "%s/ranks", path), "must be 1 to %d, and rank_start + ranks below 2^32", CONFIG_MAX_RANKS);
+    yaml_doc_error(doc, place(at, "%s/ranks", path),
+                   "must be 1 to %d, and rank_start + ranks below 2^32", CONFIG_MAX_RANKS);
   for (unsigned i = 0; i < w->adapters_count; i++) {
     bool known = false;
     for (unsigned j = 0; j < e->adapters_count && !known; j++)
       known = strcmp(e->adapters[j].id, w->adapters[i]) == 0;
     if (!known)
-      yaml_doc_error(doc, place(at, "%s/adapters/%u", path, i), "no adapter of this endpoint has the id '%s'", w->adapters[i]);
+      yaml_doc_error(doc, place(at, "%s/adapters/%u", path, i),
+                     "no adapter of this endpoint has the id '%s'", w->adapters[i]);
   }
   check_events(doc, &w->events, place(at, "%s/events", path));
 }
@@ -273,8 +318,10 @@ static void check_endpoint(yaml_doc *doc, config *c, unsigned index) {
     check_text(doc, place(at, "%s/aliases/%u", path, i), e->aliases[i]);
   for (unsigned i = 0; i < index; i++) {
     const config_endpoint *o = &c->endpoints[i];
-    if (strcmp(o->namespace_, e->namespace_) == 0 && strcmp(o->component, e->component) == 0 && strcmp(o->endpoint, e->endpoint) == 0)
-      yaml_doc_error(doc, path, "%s/%s/%s stands twice; put all its workers into one entry", e->namespace_, e->component, e->endpoint);
+    if (strcmp(o->namespace_, e->namespace_) == 0 && strcmp(o->component, e->component) == 0 &&
+        strcmp(o->endpoint, e->endpoint) == 0)
+      yaml_doc_error(doc, path, "%s/%s/%s stands twice; put all its workers into one entry",
+                     e->namespace_, e->component, e->endpoint);
   }
   if (e->model_source == NULL)
     e->model_source = strdup(e->model);
@@ -282,7 +329,8 @@ static void check_endpoint(yaml_doc *doc, config *c, unsigned index) {
     e->hash_format = HASHFMT_FORMAT_STANDARD;
   if (e->block_size == 0)
     yaml_doc_warning(doc, path, "no block_size: this endpoint gets no pool");
-  e->expected_unique_blocks = e->expected_given == NULL ? c->relay.expected_unique_blocks : *e->expected_given;
+  e->expected_unique_blocks =
+      e->expected_given == NULL ? c->relay.expected_unique_blocks : *e->expected_given;
   ckf_config filter = ckf_config_default();
   uint64_t buckets = 0;
   filter.expected_blocks = e->expected_unique_blocks;
@@ -298,7 +346,8 @@ static void check_endpoint(yaml_doc *doc, config *c, unsigned index) {
       check_text(doc, place(at, "%s/adapters/%u/aliases/%u", path, i, j), a->aliases[j]);
     for (unsigned j = 0; j < i; j++)
       if (strcmp(e->adapters[j].id, a->id) == 0)
-        yaml_doc_error(doc, place(at, "%s/adapters/%u", path, i), "adapter '%s' stands twice", a->id);
+        yaml_doc_error(doc, place(at, "%s/adapters/%u", path, i), "adapter '%s' stands twice",
+                       a->id);
     if (a->runtime_name == NULL)
       a->runtime_name = strdup(a->id);
   }
@@ -311,8 +360,10 @@ static void check_rules(yaml_doc *doc, config *c) {
     yaml_doc_error(doc, "version", "must be 1");
   check_text(doc, "relay/dc", c->relay.dc);
   if (c->relay.bind != NULL && !address_valid(c->relay.bind))
-    yaml_doc_error(doc, "relay/bind", "must be a numeric address and port, for example 127.0.0.1:5561 or [::1]:5561");
-  c->relay.expected_unique_blocks = c->relay.expected_given == NULL ? CONFIG_DEFAULT_UNIQUE_BLOCKS : *c->relay.expected_given;
+    yaml_doc_error(doc, "relay/bind",
+                   "must be a numeric address and port, for example 127.0.0.1:5561 or [::1]:5561");
+  c->relay.expected_unique_blocks =
+      c->relay.expected_given == NULL ? CONFIG_DEFAULT_UNIQUE_BLOCKS : *c->relay.expected_given;
   unsigned workers = 0;
   for (unsigned i = 0; i < c->endpoints_count; i++) {
     check_endpoint(doc, c, i);
@@ -357,7 +408,8 @@ config *config_load(const char *path, FILE *report, int *exit_code) {
   if (*exit_code == 0 && doc.errors == 0) {
     complaint what = {0};
     cyaml_config_t settings = cyaml_settings(&what);
-    if (cyaml_load_data(doc.bytes, doc.len, &settings, &config_schema, (cyaml_data_t **)&c, NULL) != CYAML_OK)
+    if (cyaml_load_data(doc.bytes, doc.len, &settings, &config_schema, (cyaml_data_t **)&c, NULL) !=
+        CYAML_OK)
       yaml_doc_error_at(&doc, what.line, what.column, what.key, what.text);
     else
       check_rules(&doc, c);

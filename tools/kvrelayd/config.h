@@ -11,14 +11,17 @@
 
 enum config_event_type { CONFIG_EVENTS_NONE = 0, CONFIG_EVENTS_ENGINE, CONFIG_EVENTS_TRACE };
 
-/* `events` of a worker.  Pointers are NULL and numbers are their default when the file leaves them out. */
+/* `events` of a worker.  Pointers are NULL and numbers are their default when the file leaves them
+ * out. */
 typedef struct config_events {
-  int type;             /* enum config_event_type */
-  char *endpoint;       /* engine: ZeroMQ address of rank rank_start */
-  bool bind;            /* engine: listen there instead of connecting (engines whose endpoint has no wildcard connect) */
-  char *topic;          /* engine: prefix */
-  char *file;           /* trace: path, relative to the configuration file's folder */
-  uint32_t rank_port_step; /* rank r of the worker uses port + r * step; 0 = one socket for all ranks */
+  int type;       /* enum config_event_type */
+  char *endpoint; /* engine: ZeroMQ address of rank rank_start */
+  bool bind;   /* engine: listen there instead of connecting (engines whose endpoint has no wildcard
+                  connect) */
+  char *topic; /* engine: prefix */
+  char *file;  /* trace: path, relative to the configuration file's folder */
+  uint32_t
+      rank_port_step; /* rank r of the worker uses port + r * step; 0 = one socket for all ranks */
   uint64_t max_payload_bytes;
   int on_loss, mm_identifiers, untagged_salt, source_kind;
   uint32_t *image_token_id, *video_token_id, *main_group;
@@ -54,7 +57,7 @@ typedef struct config_endpoint {
   char *model;
   char **aliases;
   unsigned aliases_count;
-  char *model_source; /* never NULL after loading */
+  char *model_source;  /* never NULL after loading */
   uint32_t block_size; /* tokens; 0: no pool */
   int32_t hash_format; /* HASHFMT_FORMAT_* */
   uint64_t expected_unique_blocks;
@@ -82,9 +85,10 @@ typedef struct config {
 } config;
 
 /*
- * Reads and checks the whole file.  Every problem is written to `report`, one line each: file:line:column: key: what is wrong and what would
- * be accepted; warnings start with "warning:" behind the place.  Returns the configuration, which config_free takes back, or NULL after at least one
- * error line; `*exit_code` is then 69 (cannot be read) or 78 (not valid).
+ * Reads and checks the whole file.  Every problem is written to `report`, one line each:
+ * file:line:column: key: what is wrong and what would be accepted; warnings start with "warning:"
+ * behind the place.  Returns the configuration, which config_free takes back, or NULL after at
+ * least one error line; `*exit_code` is then 69 (cannot be read) or 78 (not valid).
  */
 config *config_load(const char *path, FILE *report, int *exit_code);
 void config_free(config *c);

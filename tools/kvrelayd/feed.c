@@ -31,7 +31,8 @@ static kvrelay_source_config source_config(const feed *f) {
   return c;
 }
 
-int feed_open(feed *f, struct served_pool *pool, const config_worker *worker, uint32_t rank, uint64_t now_ns) {
+int feed_open(feed *f, struct served_pool *pool, const config_worker *worker, uint32_t rank,
+              uint64_t now_ns) {
   f->pool = pool;
   f->worker = worker;
   f->rank = rank;
@@ -39,7 +40,8 @@ int feed_open(feed *f, struct served_pool *pool, const config_worker *worker, ui
   kvrelay_source_config c = source_config(f);
   f->source_len = kvrelay_source_mem_size(&c);
   f->source_mem = serve_pages(pool->serve, f->source_len);
-  if (f->source_mem == NULL || kvrelay_source_init(&f->source, &c, &pool->producer, f->source_mem, f->source_len, now_ns) != KVRELAY_OK) {
+  if (f->source_mem == NULL || kvrelay_source_init(&f->source, &c, &pool->producer, f->source_mem,
+                                                   f->source_len, now_ns) != KVRELAY_OK) {
     log_event(LOG_ERROR, "no_memory", "source=%s bytes=%zu", f->name, f->source_len);
     return 71;
   }
@@ -55,7 +57,8 @@ void feed_close(feed *f) {
 
 void feed_restart(feed *f, uint64_t now_ns) {
   kvrelay_source_config c = source_config(f);
-  (void)!kvrelay_source_init(&f->source, &c, &f->pool->producer, f->source_mem, f->source_len, now_ns);
+  (void)!kvrelay_source_init(&f->source, &c, &f->pool->producer, f->source_mem, f->source_len,
+                             now_ns);
   memset(f->logged, 0, sizeof f->logged);
 }
 
@@ -96,10 +99,11 @@ void feed_report(feed *f) {
       continue;
     f->logged[i] = power;
     /* Healthy engines do these all the time. */
-    bool normal = i == KVRELAY_COUNT_OTHER_TIER || i == KVRELAY_COUNT_SUB_BLOCK || i == KVRELAY_COUNT_PLACEHOLDER ||
-                  i == KVRELAY_COUNT_NON_MAIN_ATTENTION_KIND || i == KVRELAY_COUNT_NON_MAIN_ATTENTION_GROUP ||
-                  i == KVRELAY_COUNT_PARTIAL_BLOCK || i == KVRELAY_COUNT_IGNORED_EVENT;
-    log_event(normal ? LOG_DEBUG : LOG_WARN, "ingest", "source=%s reason=%s count=%" PRIu64, f->name, kvrelay_count_name(i),
-              stats->counts[i]);
+    bool normal = i == KVRELAY_COUNT_OTHER_TIER || i == KVRELAY_COUNT_SUB_BLOCK ||
+                  i == KVRELAY_COUNT_PLACEHOLDER || i == KVRELAY_COUNT_NON_MAIN_ATTENTION_KIND ||
+                  i == KVRELAY_COUNT_NON_MAIN_ATTENTION_GROUP || i == KVRELAY_COUNT_PARTIAL_BLOCK ||
+                  i == KVRELAY_COUNT_IGNORED_EVENT;
+    log_event(normal ? LOG_DEBUG : LOG_WARN, "ingest", "source=%s reason=%s count=%" PRIu64,
+              f->name, kvrelay_count_name(i), stats->counts[i]);
   }
 }

@@ -24,12 +24,14 @@ typedef struct feed {
 } feed;
 
 /* Sets the feed up; no bytes flow yet.  0, or an exit code after a log line. */
-int feed_open(feed *f, struct served_pool *pool, const config_worker *worker, uint32_t rank, uint64_t now_ns);
+int feed_open(feed *f, struct served_pool *pool, const config_worker *worker, uint32_t rank,
+              uint64_t now_ns);
 void feed_close(feed *f);
 /* The producer behind the feed was rebuilt empty: starts over with it. */
 void feed_restart(feed *f, uint64_t now_ns);
 
-/* One batch as it came: order, decode, apply.  KVRELAY_OK, or KVRELAY_ERR_INVARIANT: the producer has to be fenced. */
+/* One batch as it came: order, decode, apply.  KVRELAY_OK, or KVRELAY_ERR_INVARIANT: the producer
+ * has to be fenced. */
 int feed_batch(feed *f, uint64_t sequence, const uint8_t *payload, size_t len, uint64_t now_ns);
 /* One log line for every reason that reached a new power of two. */
 void feed_report(feed *f);

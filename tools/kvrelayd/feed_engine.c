@@ -10,8 +10,8 @@
 #include "log.h"
 #include "serve.h"
 
-static void on_batch(kvrelay_zmq_listener *self, kvrelay_text topic, uint64_t sequence, const uint8_t *payload, size_t len, bool odd,
-                     uint64_t now_ns) {
+static void on_batch(kvrelay_zmq_listener *self, kvrelay_text topic, uint64_t sequence,
+                     const uint8_t *payload, size_t len, bool odd, uint64_t now_ns) {
   feed *f = (feed *)(void *)self;
   (void)topic; /* the source is known from the connection */
   kvrelay_source_count(&f->source, KVRELAY_COUNT_FRAMES, odd);
@@ -53,15 +53,18 @@ static int rank_endpoint(const feed *f, char out[512]) {
   unsigned long port = strtoul(colon + 1, NULL, 10) + (unsigned long)rank * ev->rank_port_step;
   if (port == 0 || port > 65535)
     return -1;
-  return snprintf(out, 512, "%.*s:%lu", (int)(colon - ev->endpoint), ev->endpoint, port) < 512 ? 0 : -1;
+  return snprintf(out, 512, "%.*s:%lu", (int)(colon - ev->endpoint), ev->endpoint, port) < 512 ? 0
+                                                                                               : -1;
 }
 
 int feed_engine_connect(feed *f, struct event_base *base, void *zmq_context) {
   char endpoint[512];
   kvrelay_zmq_sub_config cfg = kvrelay_zmq_sub_config_default();
   if (rank_endpoint(f, endpoint) != 0) {
-    log_event(LOG_ERROR, "source_endpoint", "source=%s endpoint=%s error=\"the rank's port is beyond 65535, or the text too long\"", f->name,
-              f->worker->events.endpoint);
+    log_event(
+        LOG_ERROR, "source_endpoint",
+        "source=%s endpoint=%s error=\"the rank's port is beyond 65535, or the text too long\"",
+        f->name, f->worker->events.endpoint);
     return 78;
   }
   cfg.context = zmq_context;
@@ -76,10 +79,11 @@ int feed_engine_connect(feed *f, struct event_base *base, void *zmq_context) {
   f->listener.turn = on_turn;
   int err = kvrelay_zmq_sub_open(&cfg, &f->listener, &f->socket);
   if (err != KVRELAY_TRANSPORT_OK) {
-    log_event(LOG_ERROR, "source_failed", "source=%s endpoint=%s error=\"%s\" system=\"%s\"", f->name, endpoint,
-              kvrelay_transport_strerror(err), zmq_strerror(errno));
+    log_event(LOG_ERROR, "source_failed", "source=%s endpoint=%s error=\"%s\" system=\"%s\"",
+              f->name, endpoint, kvrelay_transport_strerror(err), zmq_strerror(errno));
     return err == KVRELAY_TRANSPORT_ERR_ADDRESS ? 78 : 69;
   }
-  log_event(LOG_INFO, "source", "source=%s endpoint=%s mode=%s", f->name, endpoint, cfg.bind ? "bind" : "connect");
+  log_event(LOG_INFO, "source", "source=%s endpoint=%s mode=%s", f->name, endpoint,
+            cfg.bind ? "bind" : "connect");
   return 0;
 }

@@ -25,7 +25,8 @@ static int apply_record(feed *f, const trace_record *r, uint64_t now_ns) {
     return KVRELAY_OK;
   }
   kvrelay_source_count(&f->source, KVRELAY_COUNT_FRAMES, r->frames_len == 2);
-  return feed_batch(f, big_endian(r->frame[r->frames_len - 2]), r->frame[r->frames_len - 1], r->frame_len[r->frames_len - 1], now_ns);
+  return feed_batch(f, big_endian(r->frame[r->frames_len - 2]), r->frame[r->frames_len - 1],
+                    r->frame_len[r->frames_len - 1], now_ns);
 }
 
 int feed_trace_read(feed *f, const char *path) {
@@ -35,7 +36,8 @@ int feed_trace_read(feed *f, const char *path) {
   uint64_t batches = 0, replies = 0, said_ns = serve_now_ns();
   int more = 1, err = KVRELAY_OK;
   if (trace_open(&t, path) != 0) {
-    log_event(LOG_ERROR, "trace_failed", "source=%s file=%s error=\"%s\"", f->name, path, strerror(errno));
+    log_event(LOG_ERROR, "trace_failed", "source=%s file=%s error=\"%s\"", f->name, path,
+              strerror(errno));
     return 69;
   }
   while (err == KVRELAY_OK && (more = trace_next(&t, &record, why)) == 1) {
@@ -55,11 +57,14 @@ int feed_trace_read(feed *f, const char *path) {
   trace_close(&t);
   f->dirty = false;
   if (more < 0 || err != KVRELAY_OK) {
-    log_event(LOG_ERROR, "trace_failed", "source=%s file=%s error=\"%s\"", f->name, path, more < 0 ? why : kvrelay_strerror(err));
+    log_event(LOG_ERROR, "trace_failed", "source=%s file=%s error=\"%s\"", f->name, path,
+              more < 0 ? why : kvrelay_strerror(err));
     return more < 0 ? 69 : 70;
   }
   const kvrelay_source_stats *stats = kvrelay_source_stats_get(&f->source);
-  log_event(LOG_INFO, "trace_read", "source=%s batches=%" PRIu64 " replies_skipped=%" PRIu64 " blocks_stored=%" PRIu64 " complete=%s",
+  log_event(LOG_INFO, "trace_read",
+            "source=%s batches=%" PRIu64 " replies_skipped=%" PRIu64 " blocks_stored=%" PRIu64
+            " complete=%s",
             f->name, batches, replies, stats->blocks_stored, stats->complete ? "yes" : "no");
   feed_report(f);
   return 0;

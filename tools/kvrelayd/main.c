@@ -8,8 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "log.h"
 #include "grpc/grpc_server.h"
+#include "log.h"
 #include "plan.h"
 #include "serve.h"
 #include "service.h"
@@ -21,15 +21,18 @@ static const char usage[] =
     "Usage: kvrelayd [--config FILE] [options]\n"
     "       kvrelayd --check [FILE]\n"
     "\n"
-    "Publishes which KV-cache blocks the engines of one data centre hold (gRPC package dynamo.kvrelay.v1).\n"
+    "Publishes which KV-cache blocks the engines of one data centre hold (gRPC package "
+    "dynamo.kvrelay.v1).\n"
     "\n"
     "  --config FILE        configuration (default $KVRELAY_CONFIG, else " DEFAULT_CONFIG ")\n"
     "  --check [FILE]       check the configuration, print what it means, and stop\n"
-    "  --bind ADDRESS:PORT  gRPC listener, instead of relay.bind; port 0 takes a free one and logs it\n"
+    "  --bind ADDRESS:PORT  gRPC listener, instead of relay.bind; port 0 takes a free one and logs "
+    "it\n"
     "  --log-level LEVEL    trace, debug, info, warn, error (default info)\n"
     "  --help, --version\n"
     "\n"
-    "Exit codes: 0 stopped in order or check fine, 64 bad flags, 69 an address cannot be bound or a file cannot be read,\n"
+    "Exit codes: 0 stopped in order or check fine, 64 bad flags, 69 an address cannot be bound or "
+    "a file cannot be read,\n"
     "70 internal failure, 71 the system refused something, 78 configuration not valid.\n"
     "SIGTERM or SIGINT stop in order; a second one stops at once.\n";
 
@@ -86,7 +89,8 @@ static int open_listener(daemon_ *d, const char *bind) {
   cfg.log = on_transport_log;
   int err = kvrelay_grpc_server_open(&cfg, kvrelay_relay_service_base(d->service), &d->grpc);
   if (err != KVRELAY_TRANSPORT_OK) {
-    log_event(LOG_ERROR, "bind_failed", "address=%s error=\"%s\" system=\"%s\"", bind, kvrelay_transport_strerror(err), strerror(errno));
+    log_event(LOG_ERROR, "bind_failed", "address=%s error=\"%s\" system=\"%s\"", bind,
+              kvrelay_transport_strerror(err), strerror(errno));
     return 69;
   }
   char address[128];
@@ -152,7 +156,8 @@ static void close_signals(daemon_ *d) {
     event_base_free(d->base);
 }
 
-static int open_all(daemon_ *d, const config *c, const plan *p, const char *config_dir, const char *bind) {
+static int open_all(daemon_ *d, const config *c, const plan *p, const char *config_dir,
+                    const char *bind) {
   int code = open_signals(d);
   if (code == 0)
     code = serve_open(&d->serve, p, config_dir);
@@ -165,7 +170,8 @@ static int open_all(daemon_ *d, const config *c, const plan *p, const char *conf
   if (code == 0 && bind != NULL)
     code = open_listener(d, bind);
   if (code == 0 && bind == NULL)
-    log_event(LOG_WARN, "no_listener", "note=\"neither relay.bind nor --bind: nobody can connect\"");
+    log_event(LOG_WARN, "no_listener",
+              "note=\"neither relay.bind nor --bind: nobody can connect\"");
   return code == 0 ? serve_connect(&d->serve, d->base) : code;
 }
 
@@ -198,9 +204,12 @@ static int serve_config(const char *path, const char *bind) {
 
 int main(int argc, char **argv) {
   enum { OPT_CONFIG = 1, OPT_CHECK, OPT_BIND, OPT_LOG, OPT_HELP, OPT_VERSION };
-  static const struct option options[] = {{"config", required_argument, NULL, OPT_CONFIG}, {"check", no_argument, NULL, OPT_CHECK},
-                                          {"bind", required_argument, NULL, OPT_BIND},     {"log-level", required_argument, NULL, OPT_LOG},
-                                          {"help", no_argument, NULL, OPT_HELP},           {"version", no_argument, NULL, OPT_VERSION},
+  static const struct option options[] = {{"config", required_argument, NULL, OPT_CONFIG},
+                                          {"check", no_argument, NULL, OPT_CHECK},
+                                          {"bind", required_argument, NULL, OPT_BIND},
+                                          {"log-level", required_argument, NULL, OPT_LOG},
+                                          {"help", no_argument, NULL, OPT_HELP},
+                                          {"version", no_argument, NULL, OPT_VERSION},
                                           {NULL, 0, NULL, 0}};
   const char *path = getenv("KVRELAY_CONFIG"), *bind = NULL;
   bool only_check = false;
@@ -226,8 +235,8 @@ int main(int argc, char **argv) {
       fputs(usage, stdout);
       return 0;
     case OPT_VERSION:
-      printf("kvrelayd %d.%d.%d, contract version %d\n", KVRELAY_VERSION_MAJOR, KVRELAY_VERSION_MINOR, KVRELAY_VERSION_PATCH,
-             KVRELAY_WIRE_VERSION);
+      printf("kvrelayd %d.%d.%d, contract version %d\n", KVRELAY_VERSION_MAJOR,
+             KVRELAY_VERSION_MINOR, KVRELAY_VERSION_PATCH, KVRELAY_WIRE_VERSION);
       return 0;
     default:
       fprintf(stderr, "kvrelayd: see --help\n");

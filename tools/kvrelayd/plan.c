@@ -157,15 +157,18 @@ static bool fill_roles(plan_pool *p, const config_endpoint *e) {
   return true;
 }
 
-static bool digest(const config_map_entry *map, unsigned count, const config_endpoint *e, bool scope, kvrelay_digest *out) {
+static bool digest(const config_map_entry *map, unsigned count, const config_endpoint *e,
+                   bool scope, kvrelay_digest *out) {
   kvrelay_map_entry entries[32];
   for (unsigned i = 0; i < count && i < 32; i++) {
     entries[i].key = text_of(map[i].key);
     entries[i].value = text_of(map[i].value);
   }
-  kvrelay_endpoint triple = {true, text_of(e->namespace_), text_of(e->component), text_of(e->endpoint)};
+  kvrelay_endpoint triple = {true, text_of(e->namespace_), text_of(e->component),
+                             text_of(e->endpoint)};
   return (scope ? kvrelay_scope_digest(&triple, entries, count, out)
-                : kvrelay_cache_digest(text_of(e->model_source), entries, count, e->block_size, e->hash_format, out)) == KVRELAY_OK;
+                : kvrelay_cache_digest(text_of(e->model_source), entries, count, e->block_size,
+                                       e->hash_format, out)) == KVRELAY_OK;
 }
 
 static bool has_source(const config_endpoint *e) {
@@ -194,8 +197,8 @@ static bool fill_pool(plan_pool *p, const config_endpoint *e, uint64_t dc_id) {
   else if (!has_source(e))
     p->no_pool = "no worker has an event source";
   return digest(e->semantics, e->semantics_count, e, false, &id->domain.cache_semantics) &&
-         digest(e->routing_scope, e->routing_scope_count, e, true, &id->domain.routing_scope) && fill_registrations(p, e) &&
-         fill_roles(p, e);
+         digest(e->routing_scope, e->routing_scope_count, e, true, &id->domain.routing_scope) &&
+         fill_registrations(p, e) && fill_roles(p, e);
 }
 
 /* ---- the whole file ---- */
@@ -215,8 +218,11 @@ static void drop_ambiguous(plan *p, const claims *names, FILE *report) {
     for (size_t j = 0; j < pool->descriptor.registrations_len; j++) {
       kvrelay_registration r = list[j];
       if (ambiguous(names, r.canonical_model_id)) {
-        fprintf(report, "warning: %s: the name '%.*s' has two meanings in this file, so its registration is left out\n",
-                endpoint_name(pool->endpoint, name), (int)r.canonical_model_id.len, (const char *)r.canonical_model_id.ptr);
+        fprintf(report,
+                "warning: %s: the name '%.*s' has two meanings in this file, so its registration "
+                "is left out\n",
+                endpoint_name(pool->endpoint, name), (int)r.canonical_model_id.len,
+                (const char *)r.canonical_model_id.ptr);
         free((void *)(uintptr_t)r.aliases);
         continue;
       }
@@ -224,8 +230,10 @@ static void drop_ambiguous(plan *p, const claims *names, FILE *report) {
       size_t aliases_kept = 0;
       for (size_t k = 0; k < r.aliases_len; k++) {
         if (ambiguous(names, aliases[k]))
-          fprintf(report, "warning: %s: the alias '%.*s' has two meanings in this file and is left out\n",
-                  endpoint_name(pool->endpoint, name), (int)aliases[k].len, (const char *)aliases[k].ptr);
+          fprintf(report,
+                  "warning: %s: the alias '%.*s' has two meanings in this file and is left out\n",
+                  endpoint_name(pool->endpoint, name), (int)aliases[k].len,
+                  (const char *)aliases[k].ptr);
         else
           aliases[aliases_kept++] = aliases[k];
       }
@@ -244,9 +252,10 @@ static void drop_equal_identities(plan *p, FILE *report) {
     for (unsigned j = i + 1; j < p->pools_count; j++) {
       plan_pool *x = &p->pools[i], *y = &p->pools[j];
       bool fit = x->endpoint->block_size != 0 && y->endpoint->block_size != 0;
-      if (fit && kvrelay_pool_id_equal(&x->descriptor.producer.pool_id, &y->descriptor.producer.pool_id)) {
-        fprintf(report, "warning: %s and %s have the same pool identity; neither gets a pool\n", endpoint_name(x->endpoint, a),
-                endpoint_name(y->endpoint, b));
+      if (fit &&
+          kvrelay_pool_id_equal(&x->descriptor.producer.pool_id, &y->descriptor.producer.pool_id)) {
+        fprintf(report, "warning: %s and %s have the same pool identity; neither gets a pool\n",
+                endpoint_name(x->endpoint, a), endpoint_name(y->endpoint, b));
         x->no_pool = y->no_pool = "same pool identity as another endpoint";
       }
     }
@@ -311,11 +320,14 @@ void plan_print(const plan *p, FILE *out) {
             d->query_semantics.hash_format == HASHFMT_FORMAT_EAGLE ? "eagle" : "standard");
     for (size_t j = 0; j < d->registrations_len; j++) {
       const kvrelay_registration *r = &d->registrations[j];
-      fprintf(out, "  model         %.*s", (int)r->canonical_model_id.len, (const char *)r->canonical_model_id.ptr);
+      fprintf(out, "  model         %.*s", (int)r->canonical_model_id.len,
+              (const char *)r->canonical_model_id.ptr);
       if (r->target.kind == KVRELAY_TARGET_LORA)
-        fprintf(out, " (adapter %.*s)", (int)r->target.adapter.len, (const char *)r->target.adapter.ptr);
+        fprintf(out, " (adapter %.*s)", (int)r->target.adapter.len,
+                (const char *)r->target.adapter.ptr);
       for (size_t k = 0; k < r->aliases_len; k++)
-        fprintf(out, "%s %.*s", k == 0 ? ", also" : ",", (int)r->aliases[k].len, (const char *)r->aliases[k].ptr);
+        fprintf(out, "%s %.*s", k == 0 ? ", also" : ",", (int)r->aliases[k].len,
+                (const char *)r->aliases[k].ptr);
       fputc('\n', out);
     }
   }

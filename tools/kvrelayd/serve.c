@@ -23,7 +23,8 @@ uint64_t serve_now_ns(void) {
 void *serve_pages(serve *s, size_t bytes) {
   if (bytes == 0)
     return NULL;
-  void *mem = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void *mem =
+      mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (mem == MAP_FAILED)
     return NULL;
   s->worst_case_bytes += bytes;
@@ -65,12 +66,14 @@ static int publish(served_pool *pool, uint64_t now_ns) {
   const kvrelay_descriptor *d = &pool->plan->descriptor;
   ckf_producer_config cfg = producer_config(pool->plan);
   cfg.hash_seed = random_id();
-  int err = ckf_producer_init(&pool->producer, &cfg, pool->producer_mem, ckf_producer_mem_size(&cfg));
+  int err =
+      ckf_producer_init(&pool->producer, &cfg, pool->producer_mem, ckf_producer_mem_size(&cfg));
   if (err == CKF_OK)
-    err = kvrelay_relay_pool_add(&s->relay, d, &pool->producer, pool->pool_mem, kvrelay_relay_pool_mem_size(&s->relay, d), now_ns,
-                                 &pool->pool);
+    err = kvrelay_relay_pool_add(&s->relay, d, &pool->producer, pool->pool_mem,
+                                 kvrelay_relay_pool_mem_size(&s->relay, d), now_ns, &pool->pool);
   if (err != KVRELAY_OK)
-    log_event(LOG_ERROR, "pool_not_published", "pool=%s error=\"%s\"", pool->name, err <= -200 ? ckf_strerror(err) : kvrelay_strerror(err));
+    log_event(LOG_ERROR, "pool_not_published", "pool=%s error=\"%s\"", pool->name,
+              err <= -200 ? ckf_strerror(err) : kvrelay_strerror(err));
   return err;
 }
 
@@ -91,7 +94,8 @@ static int open_feeds(served_pool *pool, uint64_t now_ns) {
     return 71;
   for (unsigned i = 0; i < e->workers_count; i++)
     for (unsigned r = 0; r < sockets_of(&e->workers[i]); r++) {
-      int code = feed_open(&pool->feeds[pool->feeds_count++], pool, &e->workers[i], e->workers[i].rank_start + r, now_ns);
+      int code = feed_open(&pool->feeds[pool->feeds_count++], pool, &e->workers[i],
+                           e->workers[i].rank_start + r, now_ns);
       if (code != 0)
         return code;
     }
@@ -101,9 +105,11 @@ static int open_feeds(served_pool *pool, uint64_t now_ns) {
 static int open_pool(serve *s, served_pool *pool, const plan_pool *p, uint64_t now_ns) {
   pool->plan = p;
   pool->serve = s;
-  snprintf(pool->name, sizeof pool->name, "%s/%s/%s", p->endpoint->namespace_, p->endpoint->component, p->endpoint->endpoint);
+  snprintf(pool->name, sizeof pool->name, "%s/%s/%s", p->endpoint->namespace_,
+           p->endpoint->component, p->endpoint->endpoint);
   ckf_producer_config cfg = producer_config(p);
-  size_t producer_len = ckf_producer_mem_size(&cfg), pool_len = kvrelay_relay_pool_mem_size(&s->relay, &p->descriptor);
+  size_t producer_len = ckf_producer_mem_size(&cfg),
+         pool_len = kvrelay_relay_pool_mem_size(&s->relay, &p->descriptor);
   pool->producer_mem = serve_pages(s, producer_len);
   pool->pool_mem = serve_pages(s, pool_len);
   if (pool->producer_mem == NULL || pool->pool_mem == NULL) {
@@ -127,7 +133,8 @@ void serve_pool_fence(served_pool *pool, uint64_t now_ns) {
 }
 
 void serve_pool_changed(served_pool *pool, uint64_t now_ns) {
-  if (pool->pool != NULL && kvrelay_relay_pool_changed(&pool->serve->relay, pool->pool, now_ns) != KVRELAY_OK)
+  if (pool->pool != NULL &&
+      kvrelay_relay_pool_changed(&pool->serve->relay, pool->pool, now_ns) != KVRELAY_OK)
     serve_pool_fence(pool, now_ns);
 }
 
@@ -148,7 +155,8 @@ static int open_relay(serve *s, const plan *p, uint64_t now_ns) {
   s->relay_mem = serve_pages(s, s->relay_len);
   if (s->relay_mem == NULL)
     return 71;
-  return kvrelay_relay_init(&s->relay, &cfg, s->relay_mem, s->relay_len, now_ns) == KVRELAY_OK ? 0 : 70;
+  return kvrelay_relay_init(&s->relay, &cfg, s->relay_mem, s->relay_len, now_ns) == KVRELAY_OK ? 0
+                                                                                               : 70;
 }
 
 static int open_decoder(serve *s) {
@@ -156,7 +164,10 @@ static int open_decoder(serve *s) {
   s->decoder_mem = serve_pages(s, bytes);
   if (s->decoder_mem == NULL)
     return 71;
-  return kvrelay_engine_decoder_init(&s->decoder, SERVE_MAX_EVENT_TOKENS, s->decoder_mem, bytes) == KVRELAY_OK ? 0 : 70;
+  return kvrelay_engine_decoder_init(&s->decoder, SERVE_MAX_EVENT_TOKENS, s->decoder_mem, bytes) ==
+                 KVRELAY_OK
+             ? 0
+             : 70;
 }
 
 static int read_traces(serve *s, const char *config_dir) {
@@ -168,7 +179,8 @@ static int read_traces(serve *s, const char *config_dir) {
       const char *file = f->worker->events.file;
       if (f->worker->events.type != CONFIG_EVENTS_TRACE)
         continue;
-      snprintf(path, sizeof path, "%s%s%s", file[0] == '/' ? "" : config_dir, file[0] == '/' ? "" : "/", file);
+      snprintf(path, sizeof path, "%s%s%s", file[0] == '/' ? "" : config_dir,
+               file[0] == '/' ? "" : "/", file);
       code = feed_trace_read(f, path);
     }
   return code;
@@ -187,7 +199,8 @@ int serve_open(serve *s, const plan *p, const char *config_dir) {
     if (p->pools[i].no_pool == NULL)
       code = open_pool(s, &s->pools[s->pools_count++], &p->pools[i], now_ns);
   if (code == 0) {
-    log_event(LOG_INFO, "memory", "worst_case_bytes=%zu pools=%u", s->worst_case_bytes, s->pools_count);
+    log_event(LOG_INFO, "memory", "worst_case_bytes=%zu pools=%u", s->worst_case_bytes,
+              s->pools_count);
     code = read_traces(s, config_dir);
   }
   return code;
@@ -212,7 +225,8 @@ void serve_close(serve *s) {
     for (unsigned j = 0; j < pool->feeds_count; j++)
       feed_close(&pool->feeds[j]);
     free(pool->feeds);
-    serve_pages_free(pool->pool_mem, kvrelay_relay_pool_mem_size(&s->relay, &pool->plan->descriptor));
+    serve_pages_free(pool->pool_mem,
+                     kvrelay_relay_pool_mem_size(&s->relay, &pool->plan->descriptor));
     serve_pages_free(pool->producer_mem, ckf_producer_mem_size(&cfg));
   }
   free(s->pools);

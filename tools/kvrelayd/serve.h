@@ -33,8 +33,9 @@ typedef struct serve {
 } serve;
 
 /*
- * Builds and publishes every pool of the plan and reads its recorded streams, whose relative paths start at `config_dir`; engines are not
- * connected yet.  0, or an exit code after a log line; serve_close is due either way.  `p` and its configuration must outlive the daemon.
+ * Builds and publishes every pool of the plan and reads its recorded streams, whose relative paths
+ * start at `config_dir`; engines are not connected yet.  0, or an exit code after a log line;
+ * serve_close is due either way.  `p` and its configuration must outlive the daemon.
  */
 int serve_open(serve *s, const plan *p, const char *config_dir);
 /* Connects the engine feeds; after the listener is up.  As serve_open. */

@@ -9,9 +9,10 @@
 #define YAML_DOC_MAX_BYTES ((size_t)16 << 20)
 #define YAML_DOC_MAX_DEPTH 16
 
-static void say(yaml_doc *doc, size_t line, size_t column, const char *path, bool warning, const char *format, va_list args)
-    __attribute__((format(printf, 6, 0)));
-static void say(yaml_doc *doc, size_t line, size_t column, const char *path, bool warning, const char *format, va_list args) {
+static void say(yaml_doc *doc, size_t line, size_t column, const char *path, bool warning,
+                const char *format, va_list args) __attribute__((format(printf, 6, 0)));
+static void say(yaml_doc *doc, size_t line, size_t column, const char *path, bool warning,
+                const char *format, va_list args) {
   fprintf(doc->report, "%s:%zu:%zu: ", doc->path, line, column);
   if (warning)
     fputs("warning: ", doc->report);
@@ -34,7 +35,8 @@ static void say_at(yaml_doc *doc, yaml_mark_t mark, const char *path, const char
   va_end(args);
 }
 
-void yaml_doc_error_at(yaml_doc *doc, size_t line, size_t column, const char *key, const char *text) {
+void yaml_doc_error_at(yaml_doc *doc, size_t line, size_t column, const char *key,
+                       const char *text) {
   yaml_mark_t mark = {0, line == 0 ? 0 : line - 1, column == 0 ? 0 : column - 1};
   say_at(doc, mark, key, "%s", text);
 }
@@ -60,7 +62,8 @@ static int read_bytes(yaml_doc *doc) {
   return 0;
 }
 
-/* What a configuration needs no syntax for, and what hides surprises: refused in one pass over the events. */
+/* What a configuration needs no syntax for, and what hides surprises: refused in one pass over the
+ * events. */
 static void check_events(yaml_doc *doc) {
   yaml_parser_t parser;
   yaml_parser_initialize(&parser);
@@ -69,7 +72,8 @@ static void check_events(yaml_doc *doc) {
   for (bool more = true; more;) {
     yaml_event_t event;
     if (!yaml_parser_parse(&parser, &event)) {
-      say_at(doc, parser.problem_mark, "", "not YAML: %s", parser.problem != NULL ? parser.problem : "cannot be parsed");
+      say_at(doc, parser.problem_mark, "", "not YAML: %s",
+             parser.problem != NULL ? parser.problem : "cannot be parsed");
       break;
     }
     const yaml_char_t *anchor = NULL, *tag = NULL;
@@ -101,7 +105,8 @@ static void check_events(yaml_doc *doc) {
       break;
     case YAML_STREAM_END_EVENT:
       if (documents == 0)
-        say_at(doc, event.start_mark, "", "the file is empty; it needs at least 'version: 1' and 'relay:'");
+        say_at(doc, event.start_mark, "",
+               "the file is empty; it needs at least 'version: 1' and 'relay:'");
       more = false;
       break;
     default:
@@ -137,7 +142,8 @@ int yaml_doc_read(yaml_doc *doc, const char *path, FILE *report) {
   yaml_parser_set_input_string(&parser, doc->bytes, doc->len);
   int loaded = yaml_parser_load(&parser, &doc->document);
   if (!loaded)
-    say_at(doc, parser.problem_mark, "", "not YAML: %s", parser.problem != NULL ? parser.problem : "cannot be parsed");
+    say_at(doc, parser.problem_mark, "", "not YAML: %s",
+           parser.problem != NULL ? parser.problem : "cannot be parsed");
   yaml_parser_delete(&parser);
   return loaded ? 0 : 78;
 }
@@ -169,7 +175,8 @@ static unsigned distance(const char *a, size_t a_len, const char *b) {
   return row[b_len];
 }
 
-static const cyaml_schema_field_t *field_of(const cyaml_schema_field_t *fields, const char *key, size_t len, const char **nearest) {
+static const cyaml_schema_field_t *field_of(const cyaml_schema_field_t *fields, const char *key,
+                                            size_t len, const char **nearest) {
   unsigned best = 99;
   *nearest = NULL;
   for (; fields->key != NULL; fields++) {
@@ -184,13 +191,15 @@ static const cyaml_schema_field_t *field_of(const cyaml_schema_field_t *fields, 
   return NULL;
 }
 
-static void check_node(yaml_doc *doc, yaml_node_t *node, const cyaml_schema_value_t *schema, const char *path);
+static void check_node(yaml_doc *doc, yaml_node_t *node, const cyaml_schema_value_t *schema,
+                       const char *path);
 
 static void child_path(char out[512], const char *path, const char *key, size_t len) {
   snprintf(out, 512, "%s%s%.*s", path, path[0] != 0 ? "/" : "", (int)(len < 128 ? len : 128), key);
 }
 
-static void check_mapping(yaml_doc *doc, yaml_node_t *node, const cyaml_schema_field_t *fields, const char *path) {
+static void check_mapping(yaml_doc *doc, yaml_node_t *node, const cyaml_schema_field_t *fields,
+                          const char *path) {
   yaml_node_pair_t *first = node->data.mapping.pairs.start, *end = node->data.mapping.pairs.top;
   char below[512];
   for (yaml_node_pair_t *pair = first; pair < end; pair++) {
@@ -204,8 +213,10 @@ static void check_mapping(yaml_doc *doc, yaml_node_t *node, const cyaml_schema_f
     child_path(below, path, name, len);
     for (yaml_node_pair_t *other = first; other < pair; other++) {
       yaml_node_t *before = yaml_document_get_node(&doc->document, other->key);
-      if (before->type == YAML_SCALAR_NODE && before->data.scalar.length == len && memcmp(before->data.scalar.value, name, len) == 0) {
-        say_at(doc, key->start_mark, below, "the key stands twice; first in line %zu", before->start_mark.line + 1);
+      if (before->type == YAML_SCALAR_NODE && before->data.scalar.length == len &&
+          memcmp(before->data.scalar.value, name, len) == 0) {
+        say_at(doc, key->start_mark, below, "the key stands twice; first in line %zu",
+               before->start_mark.line + 1);
         break;
       }
     }
@@ -219,7 +230,8 @@ static void check_mapping(yaml_doc *doc, yaml_node_t *node, const cyaml_schema_f
     bool found = (field->value.flags & CYAML_FLAG_OPTIONAL) != 0;
     for (yaml_node_pair_t *pair = first; pair < end && !found; pair++) {
       yaml_node_t *key = yaml_document_get_node(&doc->document, pair->key);
-      found = key->type == YAML_SCALAR_NODE && strcmp((const char *)key->data.scalar.value, field->key) == 0;
+      found = key->type == YAML_SCALAR_NODE &&
+              strcmp((const char *)key->data.scalar.value, field->key) == 0;
     }
     if (!found)
       say_at(doc, node->start_mark, path, "the key '%s' is missing", field->key);
@@ -227,7 +239,8 @@ static void check_mapping(yaml_doc *doc, yaml_node_t *node, const cyaml_schema_f
 }
 
 /* Depth is bounded by check_events, so the recursion is. */
-static void check_node(yaml_doc *doc, yaml_node_t *node, const cyaml_schema_value_t *schema, const char *path) {
+static void check_node(yaml_doc *doc, yaml_node_t *node, const cyaml_schema_value_t *schema,
+                       const char *path) {
   static const char *const kinds[] = {"nothing", "a single value", "a list", "a mapping of keys"};
   int wanted = YAML_SCALAR_NODE;
   if (schema->type == CYAML_IGNORE)
@@ -237,7 +250,8 @@ static void check_node(yaml_doc *doc, yaml_node_t *node, const cyaml_schema_valu
   else if (schema->type == CYAML_SEQUENCE || schema->type == CYAML_SEQUENCE_FIXED)
     wanted = YAML_SEQUENCE_NODE;
   if ((int)node->type != wanted) {
-    say_at(doc, node->start_mark, path, "this must be %s, not %s", kinds[wanted], kinds[node->type <= 3 ? node->type : 0]);
+    say_at(doc, node->start_mark, path, "this must be %s, not %s", kinds[wanted],
+           kinds[node->type <= 3 ? node->type : 0]);
     return;
   }
   if (wanted == YAML_MAPPING_NODE) {
@@ -248,7 +262,8 @@ static void check_node(yaml_doc *doc, yaml_node_t *node, const cyaml_schema_valu
       char below[512], index[24];
       int len = snprintf(index, sizeof index, "%zu", i);
       child_path(below, path, index, (size_t)len);
-      check_node(doc, yaml_document_get_node(&doc->document, node->data.sequence.items.start[i]), schema->sequence.entry, below);
+      check_node(doc, yaml_document_get_node(&doc->document, node->data.sequence.items.start[i]),
+                 schema->sequence.entry, below);
     }
   }
 }
@@ -260,15 +275,19 @@ void yaml_doc_check(yaml_doc *doc, const cyaml_schema_value_t *schema) {
 /* ---- places ---- */
 
 static yaml_node_t *step(const yaml_doc *doc, yaml_node_t *node, const char *name, size_t len) {
-  yaml_document_t *document = (yaml_document_t *)(uintptr_t)&doc->document; /* libyaml's getters lack const */
+  yaml_document_t *document =
+      (yaml_document_t *)(uintptr_t)&doc->document; /* libyaml's getters lack const */
   if (node->type == YAML_MAPPING_NODE) {
-    for (yaml_node_pair_t *pair = node->data.mapping.pairs.start; pair < node->data.mapping.pairs.top; pair++) {
+    for (yaml_node_pair_t *pair = node->data.mapping.pairs.start;
+         pair < node->data.mapping.pairs.top; pair++) {
       yaml_node_t *key = yaml_document_get_node(document, pair->key);
-      if (key->type == YAML_SCALAR_NODE && key->data.scalar.length == len && memcmp(key->data.scalar.value, name, len) == 0)
+      if (key->type == YAML_SCALAR_NODE && key->data.scalar.length == len &&
+          memcmp(key->data.scalar.value, name, len) == 0)
         return yaml_document_get_node(document, pair->value);
     }
   } else if (node->type == YAML_SEQUENCE_NODE) {
-    size_t i = strtoul(name, NULL, 10), n = (size_t)(node->data.sequence.items.top - node->data.sequence.items.start);
+    size_t i = strtoul(name, NULL, 10),
+           n = (size_t)(node->data.sequence.items.top - node->data.sequence.items.start);
     if (i < n)
       return yaml_document_get_node(document, node->data.sequence.items.start[i]);
   }
@@ -304,9 +323,10 @@ const char *yaml_doc_text(const yaml_node_t *node, size_t *len) {
   return (const char *)node->data.scalar.value;
 }
 
-static void say_path(yaml_doc *doc, const char *path, bool warning, const char *format, va_list args)
-    __attribute__((format(printf, 4, 0)));
-static void say_path(yaml_doc *doc, const char *path, bool warning, const char *format, va_list args) {
+static void say_path(yaml_doc *doc, const char *path, bool warning, const char *format,
+                     va_list args) __attribute__((format(printf, 4, 0)));
+static void say_path(yaml_doc *doc, const char *path, bool warning, const char *format,
+                     va_list args) {
   bool whole;
   yaml_node_t *node = deepest(doc, path, &whole);
   say(doc, node->start_mark.line + 1, node->start_mark.column + 1, path, warning, format, args);

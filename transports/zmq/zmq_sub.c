@@ -26,8 +26,10 @@ struct kvrelay_zmq_sub {
 };
 
 kvrelay_zmq_sub_config kvrelay_zmq_sub_config_default(void) {
-  kvrelay_zmq_sub_config cfg = {
-      .max_payload_bytes = (size_t)64 << 20, .max_batches = 256, .reconnect_min_ms = 100, .reconnect_max_ms = 5000};
+  kvrelay_zmq_sub_config cfg = {.max_payload_bytes = (size_t)64 << 20,
+                                .max_batches = 256,
+                                .reconnect_min_ms = 100,
+                                .reconnect_max_ms = 5000};
   return cfg;
 }
 
@@ -44,7 +46,8 @@ static uint64_t big_endian(const uint8_t *bytes) {
   return value;
 }
 
-/* All frames of one message; those beyond the third are only counted.  false: nothing is waiting. */
+/* All frames of one message; those beyond the third are only counted.  false: nothing is waiting.
+ */
 static bool receive(void *socket, zmq_msg_t frames[FRAMES_MAX], size_t *count) {
   int more = 1;
   *count = 0;
@@ -85,7 +88,8 @@ static void deliver(kvrelay_zmq_sub *sub, zmq_msg_t *frames, size_t count, uint6
     l->batch(l, topic, sequence, zmq_msg_data(&frames[count - 1]), len, count == 2, now_ns);
 }
 
-/* One message of the monitor: it begins with the event's number, 16 bits in host order.  0: none is waiting. */
+/* One message of the monitor: it begins with the event's number, 16 bits in host order.  0: none is
+ * waiting. */
 static int monitor_next(void *monitor) {
   int number = 0, more = 1;
   for (bool first = true; more; first = false) {
@@ -107,8 +111,8 @@ static int monitor_next(void *monitor) {
 }
 
 /*
- * libzmq gives a peer up for good when that speaks something else, or sends more than it may.  So when an end was not followed by
- * libzmq's own news of another attempt, the attempt is made here.
+ * libzmq gives a peer up for good when that speaks something else, or sends more than it may.  So
+ * when an end was not followed by libzmq's own news of another attempt, the attempt is made here.
  */
 static void on_redial(evutil_socket_t fd, short what, void *argument) {
   kvrelay_zmq_sub *sub = argument;
@@ -161,8 +165,9 @@ static void on_monitor(evutil_socket_t fd, short what, void *argument) {
 }
 
 /*
- * The descriptor only says that something may have changed: everything that waits is taken, or the loop is asked to come again.  That is
- * done by a timer: an event that activates itself would run on and on before anybody else's.
+ * The descriptor only says that something may have changed: everything that waits is taken, or the
+ * loop is asked to come again.  That is done by a timer: an event that activates itself would run
+ * on and on before anybody else's.
  */
 static void on_readable(evutil_socket_t fd, short what, void *argument) {
   kvrelay_zmq_sub *sub = argument;
@@ -186,41 +191,52 @@ static void on_readable(evutil_socket_t fd, short what, void *argument) {
   sub->listener->turn(sub->listener, now_ns);
 }
 
-static bool set_int(void *socket, int option, int value) { return zmq_setsockopt(socket, option, &value, sizeof value) == 0; }
+static bool set_int(void *socket, int option, int value) {
+  return zmq_setsockopt(socket, option, &value, sizeof value) == 0;
+}
 
 static bool set_options(void *socket, const kvrelay_zmq_sub_config *cfg) {
-  /* A little more than the bound may arrive, so that a payload above it is a counted loss and not a lost connection. */
+  /* A little more than the bound may arrive, so that a payload above it is a counted loss and not a
+   * lost connection. */
   int64_t largest = (int64_t)cfg->max_payload_bytes + ((int64_t)16 << 20);
   const char *topic = cfg->topic == NULL ? "" : cfg->topic;
-  /* TCP finds a machine that is gone; heartbeats of ZMTP would need a publisher that answers them. */
-  return set_int(socket, ZMQ_RCVHWM, 0) && set_int(socket, ZMQ_LINGER, 0) && set_int(socket, ZMQ_IPV6, 1) &&
+  /* TCP finds a machine that is gone; heartbeats of ZMTP would need a publisher that answers them.
+   */
+  return set_int(socket, ZMQ_RCVHWM, 0) && set_int(socket, ZMQ_LINGER, 0) &&
+         set_int(socket, ZMQ_IPV6, 1) &&
          set_int(socket, ZMQ_RECONNECT_IVL, (int)cfg->reconnect_min_ms) &&
-         set_int(socket, ZMQ_RECONNECT_IVL_MAX, (int)cfg->reconnect_max_ms) && set_int(socket, ZMQ_TCP_KEEPALIVE, 1) &&
-         set_int(socket, ZMQ_TCP_KEEPALIVE_IDLE, 30) && set_int(socket, ZMQ_TCP_KEEPALIVE_INTVL, 10) &&
-         set_int(socket, ZMQ_TCP_KEEPALIVE_CNT, 3) && zmq_setsockopt(socket, ZMQ_MAXMSGSIZE, &largest, sizeof largest) == 0 &&
+         set_int(socket, ZMQ_RECONNECT_IVL_MAX, (int)cfg->reconnect_max_ms) &&
+         set_int(socket, ZMQ_TCP_KEEPALIVE, 1) && set_int(socket, ZMQ_TCP_KEEPALIVE_IDLE, 30) &&
+         set_int(socket, ZMQ_TCP_KEEPALIVE_INTVL, 10) &&
+         set_int(socket, ZMQ_TCP_KEEPALIVE_CNT, 3) &&
+         zmq_setsockopt(socket, ZMQ_MAXMSGSIZE, &largest, sizeof largest) == 0 &&
          zmq_setsockopt(socket, ZMQ_SUBSCRIBE, topic, strlen(topic)) == 0;
 }
 
 /* The monitor stands before the first connection, so that it misses none. */
 static bool open_monitor(kvrelay_zmq_sub *sub, void *context) {
-  const int watched = ZMQ_EVENT_CONNECT_RETRIED | ZMQ_EVENT_HANDSHAKE_SUCCEEDED | ZMQ_EVENT_DISCONNECTED | ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL |
+  const int watched = ZMQ_EVENT_CONNECT_RETRIED | ZMQ_EVENT_HANDSHAKE_SUCCEEDED |
+                      ZMQ_EVENT_DISCONNECTED | ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL |
                       ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL | ZMQ_EVENT_HANDSHAKE_FAILED_AUTH;
   char where[64];
   snprintf(where, sizeof where, "inproc://kvrelay-monitor-%p", (void *)sub);
-  return zmq_socket_monitor(sub->socket, where, watched) == 0 && (sub->monitor = zmq_socket(context, ZMQ_PAIR)) != NULL &&
+  return zmq_socket_monitor(sub->socket, where, watched) == 0 &&
+         (sub->monitor = zmq_socket(context, ZMQ_PAIR)) != NULL &&
          set_int(sub->monitor, ZMQ_LINGER, 0) && zmq_connect(sub->monitor, where) == 0;
 }
 
 static int open_endpoint(kvrelay_zmq_sub *sub, const kvrelay_zmq_sub_config *cfg) {
   size_t len = sizeof sub->endpoint;
   if ((cfg->bind ? zmq_bind : zmq_connect)(sub->socket, cfg->endpoint) != 0)
-    return cfg->bind && errno != EINVAL && errno != EPROTONOSUPPORT ? KVRELAY_TRANSPORT_ERR_BIND : KVRELAY_TRANSPORT_ERR_ADDRESS;
+    return cfg->bind && errno != EINVAL && errno != EPROTONOSUPPORT ? KVRELAY_TRANSPORT_ERR_BIND
+                                                                    : KVRELAY_TRANSPORT_ERR_ADDRESS;
   if (zmq_getsockopt(sub->socket, ZMQ_LAST_ENDPOINT, sub->endpoint, &len) != 0)
     sub->endpoint[0] = 0;
   return KVRELAY_TRANSPORT_OK;
 }
 
-static struct event *watch(kvrelay_zmq_sub *sub, struct event_base *base, void *socket, event_callback_fn on_event) {
+static struct event *watch(kvrelay_zmq_sub *sub, struct event_base *base, void *socket,
+                           event_callback_fn on_event) {
   evutil_socket_t fd = -1;
   size_t fd_len = sizeof fd;
   if (zmq_getsockopt(socket, ZMQ_FD, &fd, &fd_len) != 0)
@@ -239,13 +255,15 @@ static bool watch_all(kvrelay_zmq_sub *sub, struct event_base *base) {
   sub->again = evtimer_new(base, on_readable, sub);
   sub->redial = evtimer_new(base, on_redial, sub);
   /* Once without being asked: for what arrived before the loop runs. */
-  return sub->monitor_readable != NULL && sub->readable != NULL && sub->again != NULL && sub->redial != NULL &&
-         event_add(sub->again, &at_once) == 0;
+  return sub->monitor_readable != NULL && sub->readable != NULL && sub->again != NULL &&
+         sub->redial != NULL && event_add(sub->again, &at_once) == 0;
 }
 
-int kvrelay_zmq_sub_open(const kvrelay_zmq_sub_config *cfg, kvrelay_zmq_listener *listener, kvrelay_zmq_sub **out) {
-  if (cfg->context == NULL || cfg->base == NULL || cfg->endpoint == NULL || cfg->max_batches == 0 || cfg->max_payload_bytes == 0 ||
-      cfg->max_payload_bytes > INT64_MAX / 2 || cfg->reconnect_min_ms == 0 || cfg->reconnect_min_ms > cfg->reconnect_max_ms ||
+int kvrelay_zmq_sub_open(const kvrelay_zmq_sub_config *cfg, kvrelay_zmq_listener *listener,
+                         kvrelay_zmq_sub **out) {
+  if (cfg->context == NULL || cfg->base == NULL || cfg->endpoint == NULL || cfg->max_batches == 0 ||
+      cfg->max_payload_bytes == 0 || cfg->max_payload_bytes > INT64_MAX / 2 ||
+      cfg->reconnect_min_ms == 0 || cfg->reconnect_min_ms > cfg->reconnect_max_ms ||
       cfg->reconnect_max_ms > INT_MAX)
     return KVRELAY_TRANSPORT_ERR_ARG;
   kvrelay_zmq_sub *sub = calloc(1, sizeof *sub);
@@ -257,7 +275,8 @@ int kvrelay_zmq_sub_open(const kvrelay_zmq_sub_config *cfg, kvrelay_zmq_listener
   sub->bound = cfg->bind;
   sub->redial_ms = cfg->reconnect_max_ms;
   sub->socket = zmq_socket(cfg->context, ZMQ_SUB);
-  bool ready = sub->socket != NULL && set_options(sub->socket, cfg) && open_monitor(sub, cfg->context);
+  bool ready =
+      sub->socket != NULL && set_options(sub->socket, cfg) && open_monitor(sub, cfg->context);
   int err = ready ? open_endpoint(sub, cfg) : KVRELAY_TRANSPORT_ERR_SYSTEM;
   if (err == KVRELAY_TRANSPORT_OK && !watch_all(sub, cfg->base))
     err = KVRELAY_TRANSPORT_ERR_MEMORY;
