@@ -86,19 +86,12 @@ Test(contract, names_of_methods_states_and_roles) {
 /* ---- texts ---- */
 
 static size_t put_utf8(uint32_t c, uint8_t *out) {
-  if (c < 0x80)
-    return (void)(out[0] = (uint8_t)c), 1;
-  if (c < 0x800)
-    return (void)(out[0] = (uint8_t)(0xC0 | c >> 6), out[1] = (uint8_t)(0x80 | (c & 63))), 2;
-  if (c < 0x10000)
-    return (void)(out[0] = (uint8_t)(0xE0 | c >> 12), out[1] = (uint8_t)(0x80 | (c >> 6 & 63)),
-                  out[2] = (uint8_t)(0x80 | (c & 63))),
-           3;
-  out[0] = (uint8_t)(0xF0 | c >> 18);
-  out[1] = (uint8_t)(0x80 | (c >> 12 & 63));
-  out[2] = (uint8_t)(0x80 | (c >> 6 & 63));
-  out[3] = (uint8_t)(0x80 | (c & 63));
-  return 4;
+  size_t n = c < 0x80 ? 1 : c < 0x800 ? 2 : c < 0x10000 ? 3 : 4;
+  static const uint8_t lead[] = {0, 0, 0xC0, 0xE0, 0xF0};
+  for (size_t i = n; i-- > 1; c >>= 6)
+    out[i] = (uint8_t)(0x80 | (c & 63));
+  out[0] = (uint8_t)(lead[n] | c);
+  return n;
 }
 
 static bool is_surrogate(uint32_t c) { return c >= 0xD800 && c < 0xE000; }
