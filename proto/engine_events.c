@@ -683,8 +683,9 @@ static void read_rank(cursor *c, kvrelay_engine_batch *batch) {
   batch->has_rank = batch->rank_type = false;
   if (t.type == MPACK_TOKEN_NIL)
     return;
+  /* -2^31 .. 2^32 - 1 */
   if (integer_of(&t, &rank) &&
-      rank + ((uint64_t)1 << 31) <= UINT32_MAX + ((uint64_t)1 << 31)) { /* -2^31 .. 2^32 - 1 */
+      (t.type == MPACK_TOKEN_UINT ? rank <= UINT32_MAX : rank >= (uint64_t)INT32_MIN)) {
     batch->has_rank = true;
     batch->rank = (uint32_t)rank;
     return;
