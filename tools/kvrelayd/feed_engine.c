@@ -33,6 +33,15 @@ static void on_bad_frames(kvrelay_zmq_listener *self, uint64_t now_ns) {
   kvrelay_source_count(&f->source, KVRELAY_COUNT_FRAMES, 1);
 }
 
+/* A reconnect hides a restart of the engine: the source finds out by the next sequence. */
+static void on_connection(kvrelay_zmq_listener *self, bool connected, uint64_t now_ns) {
+  feed *f = (feed *)(void *)self;
+  (void)now_ns;
+  if (connected)
+    kvrelay_source_reconnected(&f->source);
+  log_event(LOG_INFO, connected ? "source_connected" : "source_disconnected", "source=%s", f->name);
+}
+
 static void on_turn(kvrelay_zmq_listener *self, uint64_t now_ns) {
   feed *f = (feed *)(void *)self;
   if (f->dirty)
@@ -77,6 +86,7 @@ int feed_engine_connect(feed *f, struct event_base *base, void *zmq_context) {
   f->listener.too_large = on_too_large;
   f->listener.bad_frames = on_bad_frames;
   f->listener.turn = on_turn;
+  f->listener.connection = on_connection;
   int err = kvrelay_zmq_sub_open(&cfg, &f->listener, &f->socket);
   if (err != KVRELAY_TRANSPORT_OK) {
     log_event(LOG_ERROR, "source_failed", "source=%s endpoint=%s error=\"%s\" system=\"%s\"",

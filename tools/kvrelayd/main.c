@@ -122,6 +122,7 @@ static void run(daemon_ *d) {
         d->grpc->stop(d->grpc, SHUTDOWN_GRACE_NS);
     }
     kvrelay_relay_service_poll(d->service, now);
+    serve_poll(&d->serve, now);
     arm_deadline(d, now);
     if (d->grpc == NULL) {
       if (stopping)

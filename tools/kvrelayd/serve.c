@@ -138,6 +138,14 @@ void serve_pool_changed(served_pool *pool, uint64_t now_ns) {
     serve_pool_fence(pool, now_ns);
 }
 
+void serve_poll(serve *s, uint64_t now_ns) {
+  uint64_t fenced = kvrelay_relay_stats_get(&s->relay).producers_fenced;
+  for (unsigned i = 0; i < s->pools_count && fenced != s->fenced_seen; i++)
+    if (s->pools[i].pool != NULL && kvrelay_pool_fenced(s->pools[i].pool) != KVRELAY_OK)
+      serve_pool_fence(&s->pools[i], now_ns);
+  s->fenced_seen = fenced;
+}
+
 /* ---- the whole daemon ---- */
 
 static int open_relay(serve *s, const plan *p, uint64_t now_ns) {

@@ -25,6 +25,7 @@ typedef struct serve {
   kvrelay_relay relay;
   void *relay_mem;
   size_t relay_len;
+  uint64_t fenced_seen;           /* producers_fenced of the relay as of the last serve_poll */
   kvrelay_engine_decoder decoder; /* one for all feeds: they run one after the other */
   void *decoder_mem;
   served_pool *pools;
@@ -42,6 +43,8 @@ int serve_open(serve *s, const plan *p, const char *config_dir);
 int serve_connect(serve *s, struct event_base *base);
 /* After the transports are closed. */
 void serve_close(serve *s);
+/* After each turn of the loop: producers that a timer or an admission found broken start again. */
+void serve_poll(serve *s, uint64_t now_ns);
 /* Feeds changed the pool's state: publish what is due.  A fenced producer starts again, empty. */
 void serve_pool_changed(served_pool *pool, uint64_t now_ns);
 /* The state is broken: withdraw the producer and start again, empty. */
