@@ -120,6 +120,27 @@ def measure_delay(engine, watchers):
         print(json.dumps({"bench": f"store_to_delta_{name}", "value": round(delays[int(len(delays) * at)] * 1e3, 3), "unit": "ms"}))
 
 
+def restarted_engine():
+    """A new process at the old address has nothing in its cache, also when its numbers look like a mere gap."""
+    engine = Engine()
+    source = ["type: engine", f"endpoint: {engine.endpoint}", "on_loss: keep"]
+    with Daemon(pool_yaml([(7, 0, 1, source)], block_size=BLOCK)) as daemon:
+        engine.subscribed()
+        watcher = Watcher(daemon.address, "watcher")
+        old, new = list(range(1000, 1000 + 2 * BLOCK)), list(range(5000, 5000 + BLOCK))
+        engine.send([stored([11, 12], old, BLOCK)])
+        check("the first process's blocks are seen", watcher.wait(lambda r: depth(r, old) == 2), watcher.error)
+        engine.close()
+        engine = Engine(engine.endpoint)
+        engine.subscribed()
+        engine.sequence = 50
+        engine.send([stored([21], new, BLOCK)])
+        check("the second process's block is seen", watcher.wait(lambda r: depth(r, new) == 1), watcher.error)
+        check("the first process's blocks are gone", watcher.wait(lambda r: depth(r, old) == 0, 5), watcher.error)
+        watcher.close()
+    engine.close()
+
+
 def replay_recording(name):
     """A recorded stream over a real socket ends in the expected state."""
     data = recording(name)
@@ -150,6 +171,7 @@ def replay_recording(name):
 
 def main():
     follow_events()
+    restarted_engine()
     for name in ("vllm0.32.0_plain", "vllm0.23.0_plain", "vllm0.32.0_evict", "vllm0.32.0_reset", "vllm0.32.0_lora", "vllm0.32.0_salt"):
         replay_recording(name)
     finish()
