@@ -3492,12 +3492,13 @@ static int ckf_cbi1_snapshot_body_(ckf_cbi1_frame *view, const uint8_t *body, si
 
 int ckf_cbi1_decode(const ckf_format *expected, const uint8_t *bytes, size_t len,
                     ckf_cbi1_frame *view) {
-  const uint8_t *const body = bytes + CKF_CBI1_HEADER_BYTES;
+  const uint8_t *body;
   uint64_t v;
   CKF_MEMSET(view, 0, sizeof *view);
   if (len < CKF_CBI1_HEADER_BYTES) {
     return ckf_cbi1_refuse_(view, CKF_ERR_TRUNCATED, len);
   }
+  body = bytes + CKF_CBI1_HEADER_BYTES;
   if (len > CKF_CBI1_MAX_FRAME_BYTES) {
     return ckf_cbi1_refuse_(view, CKF_ERR_FRAME_TOO_LARGE, len);
   }
