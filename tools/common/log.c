@@ -65,7 +65,3 @@ const char *log_quote(const void *text, size_t len, char out[LOG_QUOTE_CAP]) {
   *o = 0;
   return out;
 }
-
-int log_worth(uint64_t occurrence) {
-  return occurrence != 0 && (occurrence & (occurrence - 1)) == 0;
-}

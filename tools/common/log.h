@@ -25,9 +25,4 @@ void log_event(int level, const char *event, const char *format, ...)
 #define LOG_QUOTE_CAP (256 * 4 + 8)
 const char *log_quote(const void *text, size_t len, char out[LOG_QUOTE_CAP]);
 
-/*
- * True for the 1st occurrence and then at powers of two: the rule for lines that repeat.
- */
-int log_worth(uint64_t occurrence);
-
 #endif
