@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "serve.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -36,11 +37,14 @@ void serve_pages_free(void *mem, size_t bytes) {
     munmap(mem, bytes);
 }
 
-static uint64_t random_id(void) {
-  uint64_t id = 0;
-  if (getrandom(&id, sizeof id, 0) != (ssize_t)sizeof id)
-    id = serve_now_ns() * 0x9E3779B97F4A7C15u;
-  return id & INT64_MAX; /* the contract clears the top bit */
+/* Of identities nothing is guessed: without random bits there is no relay. */
+static bool random_id(uint64_t *id) {
+  if (getrandom(id, sizeof *id, 0) != (ssize_t)sizeof *id) {
+    log_event(LOG_ERROR, "no_random", "error=\"%s\"", strerror(errno));
+    return false;
+  }
+  *id &= INT64_MAX; /* the contract clears the top bit */
+  return true;
 }
 
 /* ---- one pool ---- */
@@ -65,7 +69,8 @@ static int publish(served_pool *pool, uint64_t now_ns) {
   serve *s = pool->serve;
   const kvrelay_descriptor *d = &pool->plan->descriptor;
   ckf_producer_config cfg = producer_config(pool->plan);
-  cfg.hash_seed = random_id();
+  if (!random_id(&cfg.hash_seed))
+    return KVRELAY_ERR_STATE;
   int err =
       ckf_producer_init(&pool->producer, &cfg, pool->producer_mem, ckf_producer_mem_size(&cfg));
   if (err == CKF_OK)
@@ -150,8 +155,8 @@ void serve_poll(serve *s, uint64_t now_ns) {
 
 static int open_relay(serve *s, const plan *p, uint64_t now_ns) {
   kvrelay_relay_config cfg = kvrelay_relay_config_default();
-  cfg.identity.drt_instance_id = random_id();
-  cfg.identity.relay_incarnation = random_id();
+  if (!random_id(&cfg.identity.drt_instance_id) || !random_id(&cfg.identity.relay_incarnation))
+    return 71;
   cfg.max_bucket_count = 2;
   for (unsigned i = 0; i < p->pools_count; i++) {
     uint64_t buckets = 0;
