@@ -277,8 +277,8 @@ static void check_events(yaml_doc *doc, config_events *ev, const char *path) {
                            : *ev->partial_memory_given;
   if (ev->max_payload_bytes < 1024 || ev->max_payload_bytes > (uint64_t)1 << 30)
     yaml_doc_error(doc, place(at, "%s/max_payload_bytes", path), "must be 1024 to 1073741824");
-  if (ev->partial_memory > 1u << 24)
-    yaml_doc_error(doc, place(at, "%s/partial_memory", path), "must be at most 16777216");
+  if (ev->partial_memory < 1 || ev->partial_memory > 1u << 24)
+    yaml_doc_error(doc, place(at, "%s/partial_memory", path), "must be 1 to 16777216");
 }
 
 static void check_worker(yaml_doc *doc, config_endpoint *e, unsigned index, const char *path) {

@@ -2,12 +2,14 @@
 #include "yaml_doc.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define YAML_DOC_MAX_BYTES ((size_t)16 << 20)
 #define YAML_DOC_MAX_DEPTH 16
+#define YAML_DOC_MAX_ERRORS 20 /* then nothing new is looked for */
 
 static void say(yaml_doc *doc, size_t line, size_t column, const char *path, bool warning,
                 const char *format, va_list args) __attribute__((format(printf, 6, 0)));
@@ -121,7 +123,7 @@ static void check_events(yaml_doc *doc) {
       more = false;
     }
     yaml_event_delete(&event);
-    if (doc->errors >= 20)
+    if (doc->errors >= YAML_DOC_MAX_ERRORS)
       more = false;
   }
   yaml_parser_delete(&parser);
@@ -177,8 +179,8 @@ static unsigned distance(const char *a, size_t a_len, const char *b) {
 
 static const cyaml_schema_field_t *field_of(const cyaml_schema_field_t *fields, const char *key,
                                             size_t len, const char **nearest) {
-  unsigned best = 99;
-  *nearest = NULL;
+  unsigned best = UINT_MAX;
+  *nearest = fields->key; /* no list is empty */
   for (; fields->key != NULL; fields++) {
     if (strlen(fields->key) == len && memcmp(fields->key, key, len) == 0)
       return fields;
@@ -202,7 +204,7 @@ static void check_mapping(yaml_doc *doc, yaml_node_t *node, const cyaml_schema_f
                           const char *path) {
   yaml_node_pair_t *first = node->data.mapping.pairs.start, *end = node->data.mapping.pairs.top;
   char below[512];
-  for (yaml_node_pair_t *pair = first; pair < end; pair++) {
+  for (yaml_node_pair_t *pair = first; pair < end && doc->errors < YAML_DOC_MAX_ERRORS; pair++) {
     yaml_node_t *key = yaml_document_get_node(&doc->document, pair->key);
     if (key->type != YAML_SCALAR_NODE) {
       say_at(doc, key->start_mark, path, "a key must be a plain word");
@@ -258,7 +260,7 @@ static void check_node(yaml_doc *doc, yaml_node_t *node, const cyaml_schema_valu
     check_mapping(doc, node, schema->mapping.fields, path);
   } else if (wanted == YAML_SEQUENCE_NODE) {
     size_t n = (size_t)(node->data.sequence.items.top - node->data.sequence.items.start);
-    for (size_t i = 0; i < n; i++) {
+    for (size_t i = 0; i < n && doc->errors < YAML_DOC_MAX_ERRORS; i++) {
       char below[512], index[24];
       int len = snprintf(index, sizeof index, "%zu", i);
       child_path(below, path, index, (size_t)len);
