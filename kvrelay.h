@@ -4628,9 +4628,9 @@ KVRELAY_API ptrdiff_t kvrelay_consumer_query(const kvrelay_consumer *c, const kv
 /* ==== source (impl) ==== */
 /*
  * Each mapping of the producer carries a tag of ours: in its low half the number of physical copies
- * the engine announced and whether it was stored under two cache namespaces, in its high half the
- * number of its namespace.  So copies and namespaces live and die with the mapping and need no
- * table of their own.
+ * the engine announced, 0 for one, and whether it was stored under two cache namespaces, in its
+ * high half the number of its namespace.  So copies and namespaces live and die with the mapping
+ * and need no table of their own.
  */
 
 #define KVRELAY_TAG_COPIES_ 0x7FFFu
@@ -4874,6 +4874,8 @@ static bool kvrelay_terms_sweep_(kvrelay_source *s) {
   for (uint32_t rank = 0; rank < s->cfg_.ranks; rank++) {
     ckf_member member = kvrelay_member_(s, s->cfg_.rank_start + rank);
     ckf_mapping mapping;
+    if ((s->ranks_[rank] & KVRELAY_RANK_SEEN_) == 0)
+      continue; /* tags of another stream */
     for (uint32_t at = 0; ckf_producer_mapping_next(s->state_, &member, &at, &mapping) == 1;) {
       uint32_t number = mapping.tag >> KVRELAY_TAG_NUMBER_SHIFT_;
       if (number != 0 && number <= s->cfg_.max_namespaces)
@@ -4886,7 +4888,8 @@ static bool kvrelay_terms_sweep_(kvrelay_source *s) {
     if (s->term_used_[i])
       s->term_index_[kvrelay_term_slot_(s, s->terms_[i])] = i + 1;
   }
-  s->swept_at_ = s->progress_;
+  if (!found)
+    s->swept_at_ = s->progress_;
   return found;
 }
 
@@ -5102,6 +5105,7 @@ typedef struct kvrelay_store_ {
   size_t blocks;   /* that will be indexed */
   uint32_t number; /* of the namespace, 0 = none */
   uint64_t seed;
+  bool tagged;            /* some block needs a tag: it was mapped before, or has a namespace */
   size_t extra_at, mm_at; /* first item of the block being hashed */
 } kvrelay_store_;
 
@@ -5245,9 +5249,14 @@ static int kvrelay_namespace_verdict_(kvrelay_source *s, kvrelay_store_ *st) {
     if ((*tag & KVRELAY_TAG_AMBIGUOUS_) != 0)
       return KVRELAY_COUNT_AMBIGUOUS_CACHE_NAMESPACE;
   }
+  st->tagged = st->number != 0;
   for (size_t i = 0; i < st->blocks; i++) {
-    if (ckf_producer_find(s->state_, &st->member, ev->externals[i], NULL, &tag) != 1 ||
-        *tag >> KVRELAY_TAG_NUMBER_SHIFT_ == st->number)
+    if (ckf_producer_find(s->state_, &st->member, ev->externals[i], NULL, &tag) != 1)
+      continue;
+    st->tagged = true;
+    if ((*tag & KVRELAY_TAG_COPIES_) == 0)
+      ++*tag; /* from here on 0 tells the new blocks of this event */
+    if (*tag >> KVRELAY_TAG_NUMBER_SHIFT_ == st->number)
       continue;
     *tag |= KVRELAY_TAG_AMBIGUOUS_;
     conflict = true;
@@ -5345,10 +5354,10 @@ static int kvrelay_hash_blocks_(kvrelay_source *s, kvrelay_store_ *st) {
 
 /* ---- applying (events section 9) ---- */
 
-/* One more physical copy of each block, under its namespace. */
+/* One more physical copy of each block, under its namespace.  One copy without any needs no tag. */
 static void kvrelay_tag_blocks_(kvrelay_source *s, const kvrelay_store_ *st) {
   uint32_t *tag;
-  for (size_t i = 0; i < st->blocks; i++) {
+  for (size_t i = 0; st->tagged && i < st->blocks; i++) {
     if (ckf_producer_find(s->state_, &st->member, s->blocks_[i].external, NULL, &tag) != 1)
       continue;
     uint32_t copies = *tag & KVRELAY_TAG_COPIES_;

@@ -1193,6 +1193,21 @@ Test(namespaces, numbers_of_dead_ones_are_used_again) {
   close_checked(f);
 }
 
+Test(namespaces, names_that_brought_no_block_cost_nothing) {
+  kvrelay_source_config cfg = test_source_config();
+  feeder *f = feeder_new(&cfg, 1024, NULL);
+  char name[16];
+  for (uint64_t i = 0; i < 100; i++) {
+    snprintf(name, sizeof name, "lost-%" PRIu64, i);
+    OK(feed_stored(
+        f, 0,
+        (stored){.hashes = HASHES(i + 1), .count = 4, .parent = PARENT(5000), .cache_salt = name}));
+  }
+  COUNTED(f, NAMESPACE_LIMIT, 0);
+  COUNTED(f, ORPHAN, 100);
+  close_checked(f);
+}
+
 /* ---- multimodal content (events 6.4) ---- */
 
 static void markers(kvrelay_source_config *c) { c->mm_identifiers = KVRELAY_MM_MARKER; }
