@@ -9,17 +9,13 @@
 
 /* "llama (aliases a, b)"; adapters with the name engines use. */
 static void model_text(const kvrelay_registration *r, char out[512]) {
-  int n = snprintf(out, 512, "%.*s", (int)r->canonical_model_id.len,
-                   (const char *)r->canonical_model_id.ptr);
+  char text[512];
+  int n = snprintf(out, 512, "%s", printable(r->canonical_model_id, text));
   if (r->target.kind == KVRELAY_TARGET_LORA && n < 512)
-    n += snprintf(out + n, (size_t)(512 - n), " [adapter %.*s]", (int)r->target.adapter.len,
-                  (const char *)r->target.adapter.ptr);
+    n += snprintf(out + n, (size_t)(512 - n), " [adapter %s]", printable(r->target.adapter, text));
   for (size_t i = 0; i < r->aliases_len && n < 512; i++)
-    n += snprintf(out + n, (size_t)(512 - n), "%s%.*s", i == 0 ? ", also " : ", ",
-                  (int)r->aliases[i].len, (const char *)r->aliases[i].ptr);
-  for (char *p = out; *p != 0; p++)
-    if ((unsigned char)*p < 0x20 || *p == 0x7F)
-      *p = '?';
+    n += snprintf(out + n, (size_t)(512 - n), "%s%s", i == 0 ? ", also " : ", ",
+                  printable(r->aliases[i], text));
 }
 
 static void show_table(const session *s, uint64_t revision, uint32_t pools) {

@@ -66,6 +66,7 @@ static void on_end(kvrelay_caller *self, uint32_t call, const kvrelay_status *st
                    uint64_t now_ns) {
   asking *a = (asking *)(void *)self;
   const char *reason = kvrelay_reason_name(status->reason);
+  char said[512];
   (void)call;
   (void)now_ns;
   if (a->over)
@@ -73,7 +74,7 @@ static void on_end(kvrelay_caller *self, uint32_t call, const kvrelay_status *st
   if (status->grpc != KVRELAY_GRPC_OK || !a->answered) {
     fprintf(stderr, "kvrelay: %s answered %s%s%s: %s\n", a->o->target,
             kvrelay_grpc_status_name(status->grpc), reason != NULL ? ", " : "",
-            reason != NULL ? reason : "", status->text);
+            reason != NULL ? reason : "", status_text(status, said));
     bool other = status->grpc == KVRELAY_GRPC_UNIMPLEMENTED ||
                  status->reason == KVRELAY_REASON_CONTRACT_MISMATCH;
     fail(a, other ? EXIT_CONTRACT : EXIT_UNREACHABLE);
@@ -133,10 +134,11 @@ int cmd_info(const options *o) {
   }
   kvrelay_transport *t = &a.grpc->base;
   uint64_t give_up_ns = t->now_ns(t) + (uint64_t)(o->timeout_s * 1e9);
-  while (!a.over && t->now_ns(t) < give_up_ns)
-    if (t->run_once(t, give_up_ns - t->now_ns(t) < 1000000000u ? give_up_ns - t->now_ns(t)
-                                                               : 1000000000u) < 0)
+  for (uint64_t now_ns; !a.over && (now_ns = t->now_ns(t)) < give_up_ns;) {
+    uint64_t left_ns = give_up_ns - now_ns;
+    if (t->run_once(t, left_ns < 1000000000u ? left_ns : 1000000000u) < 0)
       break;
+  }
   if (!a.over) {
     fprintf(stderr, "kvrelay: %s: no answer within %g s\n", o->target, o->timeout_s);
     a.code = EXIT_UNREACHABLE;

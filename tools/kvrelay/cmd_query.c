@@ -26,6 +26,7 @@ static kvrelay_text text_of(const char *s) {
 
 /* All names a person may have meant. */
 static void print_names(const session *s, uint32_t pools) {
+  char text[512];
   fputs("kvrelay: the catalog has:", stderr);
   for (uint32_t i = 0; i < pools; i++) {
     kvrelay_pool_view v;
@@ -33,10 +34,9 @@ static void print_names(const session *s, uint32_t pools) {
       continue;
     for (size_t j = 0; j < v.descriptor->registrations_len; j++) {
       const kvrelay_registration *r = &v.descriptor->registrations[j];
-      fprintf(stderr, " %.*s", (int)r->canonical_model_id.len,
-              (const char *)r->canonical_model_id.ptr);
+      fprintf(stderr, " %s", printable(r->canonical_model_id, text));
       for (size_t k = 0; k < r->aliases_len; k++)
-        fprintf(stderr, " %.*s", (int)r->aliases[k].len, (const char *)r->aliases[k].ptr);
+        fprintf(stderr, " %s", printable(r->aliases[k], text));
     }
   }
   fputc('\n', stderr);
@@ -89,10 +89,12 @@ static bool settled(question *q) {
 }
 
 static const char *answer_text(const kvrelay_answer *a, const kvrelay_pool_view *v, char out[160]) {
+  char said[512];
   if (a->state == KVRELAY_ANSWER_UNSUPPORTED)
-    snprintf(out, 160, "cannot be asked: %s", kvrelay_condition_name(v->verdict.condition));
+    snprintf(out, 160, "refused: %.100s (%s)", status_text(&v->last_end, said),
+             kvrelay_grpc_status_name(v->last_end.grpc));
   else if (a->state == KVRELAY_ANSWER_UNKNOWN && v->last_end.text[0] != 0)
-    snprintf(out, 160, "unknown: %.100s (%s)", v->last_end.text,
+    snprintf(out, 160, "unknown: %.100s (%s)", status_text(&v->last_end, said),
              kvrelay_grpc_status_name(v->last_end.grpc));
   else if (a->state == KVRELAY_ANSWER_UNKNOWN)
     snprintf(out, 160, "unknown: no replica yet (%s)", replica_state_name(v->state));

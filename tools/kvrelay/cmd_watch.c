@@ -91,13 +91,13 @@ static void on_message(kvrelay_caller *self, uint32_t call, const uint8_t *bytes
   t->behind->message(t->behind, call, bytes, len, now_ns);
 }
 
-/* Pools that were asked for are followed; with --pool only that one. */
-static void follow(session *s, uint64_t *seen_revision) {
+/* Pools that were asked for are followed; with --pool only that one.  To be done for each catalog:
+ * another relay may come with the revision of the one before. */
+static void follow(session *s) {
   uint64_t revision;
   uint32_t pools;
-  if (!kvrelay_consumer_catalog(&s->consumer, &revision, &pools) || revision == *seen_revision)
+  if (!kvrelay_consumer_catalog(&s->consumer, &revision, &pools))
     return;
-  *seen_revision = revision;
   for (uint32_t i = 0; i < pools; i++) {
     kvrelay_pool_view v;
     char endpoint[512], name[KVRELAY_POOL_NAME_CAP];
@@ -111,23 +111,24 @@ static void follow(session *s, uint64_t *seen_revision) {
   }
 }
 
-static void report(session *s, const kvrelay_event_out *event) {
+static void take_event(session *s, const kvrelay_event_out *event) {
   kvrelay_pool_view v;
-  char endpoint[512];
+  char endpoint[512], said[512];
+  if (event->kind == KVRELAY_EVENT_CATALOG)
+    follow(s);
   if (event->kind == KVRELAY_EVENT_CATALOG_VOID)
     fprintf(stderr, "kvrelay: catalog lost: %s %s\n", kvrelay_grpc_status_name(event->status.grpc),
-            event->status.text);
+            status_text(&event->status, said));
   if (event->kind == KVRELAY_EVENT_POOL_VOID &&
       kvrelay_consumer_pool_get(&s->consumer, event->pool, session_now(s), &v) == KVRELAY_OK)
     fprintf(stderr, "kvrelay: %s lost: fault %s, %s %s\n",
             endpoint_name(&v.descriptor->serving_endpoint, endpoint), fault_name(event->fault),
-            kvrelay_grpc_status_name(event->status.grpc), event->status.text);
+            kvrelay_grpc_status_name(event->status.grpc), status_text(&event->status, said));
 }
 
 int cmd_watch(const options *o) {
   session s;
   tap t;
-  uint64_t revision = UINT64_MAX;
   memset(&t, 0, sizeof t);
   int code = session_open(&s, o, false);
   t.s = &s;
@@ -142,8 +143,7 @@ int cmd_watch(const options *o) {
     kvrelay_event_out event;
     code = session_turn(&s);
     while (kvrelay_consumer_event_next(&s.consumer, &event) == 1)
-      report(&s, &event);
-    follow(&s, &revision);
+      take_event(&s, &event);
     if (t.shown != 0)
       session_answered(&s);
   }

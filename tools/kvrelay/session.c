@@ -113,11 +113,34 @@ json_t *json_text(kvrelay_text t) {
 
 json_t *json_hex(uint64_t value) { return json_sprintf("0x%016" PRIx64, value); }
 
-/* Names of peers may hold anything: what is not printable shows as '?'. */
+/* Texts of peers may hold anything: control characters show as '?', and what is too long is cut
+ * between two characters. */
 static void put_text(char *out, size_t cap, size_t *at, kvrelay_text t) {
-  for (size_t i = 0; i < t.len && *at + 1 < cap; i++)
-    out[(*at)++] = t.ptr[i] < 0x20 || t.ptr[i] == 0x7F ? '?' : (char)t.ptr[i];
+  for (size_t i = 0, n; i < t.len; i += n) {
+    const uint8_t *p = t.ptr + i;
+    for (n = 1; i + n < t.len && (p[n] & 0xC0) == 0x80; n++) {
+    }
+    if (n >= cap - *at)
+      break;
+    if (p[0] < 0x20 || p[0] == 0x7F || (p[0] == 0xC2 && n == 2 && p[1] < 0xA0)) {
+      out[(*at)++] = '?';
+    } else {
+      memcpy(out + *at, p, n);
+      *at += n;
+    }
+  }
   out[*at] = 0;
+}
+
+const char *printable(kvrelay_text t, char out[512]) {
+  size_t at = 0;
+  put_text(out, 512, &at, t);
+  return out;
+}
+
+const char *status_text(const kvrelay_status *status, char out[512]) {
+  kvrelay_text t = {(const uint8_t *)status->text, strlen(status->text)};
+  return printable(t, out);
 }
 
 const char *endpoint_name(const kvrelay_endpoint *e, char out[512]) {

@@ -41,7 +41,10 @@ void print_json(json_t *object);
 json_t *json_text(kvrelay_text t); /* null when it is not UTF-8 */
 json_t *json_hex(uint64_t value);  /* "0x…" */
 json_t *json_pool(const kvrelay_pool_view *view);
-/* namespace/component/endpoint; cut to the buffer. */
+/* A text of the peer, or what it says about a status, fit for a terminal; cut to the buffer. */
+const char *printable(kvrelay_text t, char out[512]);
+const char *status_text(const kvrelay_status *status, char out[512]);
+/* namespace/component/endpoint; likewise. */
 const char *endpoint_name(const kvrelay_endpoint *e, char out[512]);
 const char *hash_format_name(int32_t format);
 const char *replica_state_name(int32_t state);
