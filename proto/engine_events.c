@@ -8,12 +8,52 @@ typedef kvrelay_engine_cursor_ cursor;
 
 /* ---- tokens ---- */
 
+/*
+ * Unsigned integers, read here because they come by the thousand, as token ids and hashes, while
+ * everything else comes by the dozen. False: another token, or one that is cut off.
+ */
+static inline bool read_unsigned(cursor *c, uint64_t *out) {
+  const uint8_t *p = (const uint8_t *)c->at;
+  if (c->left == 0)
+    return false;
+  size_t width = p[0] <= 0x7f ? 0 : p[0] >= 0xcc && p[0] <= 0xcf ? (size_t)1 << (p[0] - 0xcc) : 9;
+  if (width >= c->left || width == 9)
+    return false;
+  switch (width) {
+  case 0:
+    *out = p[0];
+    break;
+  case 1:
+    *out = p[1];
+    break;
+  case 2:
+    *out = (uint64_t)p[1] << 8 | p[2];
+    break;
+  default:
+    *out = (uint64_t)p[1] << 24 | (uint64_t)p[2] << 16 | (uint64_t)p[3] << 8 | p[4];
+    if (width == 8)
+      *out = *out << 32 | (uint64_t)p[5] << 24 | (uint64_t)p[6] << 16 | (uint64_t)p[7] << 8 | p[8];
+    break;
+  }
+  c->at += width + 1;
+  c->left -= width + 1;
+  return true;
+}
+
 /* One token.  A string's or binary's bytes follow as a chunk, see read_bytes. */
 static int read_token(cursor *c, mpack_token_t *t) {
   mpack_tokbuf_t buffer;
-  mpack_tokbuf_init(&buffer);
+  uint64_t number;
+  if (read_unsigned(c, &number)) {
+    t->type = MPACK_TOKEN_UINT;
+    t->length = sizeof number;
+    t->data.value.lo = (mpack_uint32_t)number;
+    t->data.value.hi = (mpack_uint32_t)(number >> 32);
+    return KVRELAY_OK;
+  }
   if (c->left == 0)
     return KVRELAY_ERR_TRUNCATED;
+  mpack_tokbuf_init(&buffer);
   int result = mpack_read(&buffer, &c->at, &c->left, t);
   return result == MPACK_OK    ? KVRELAY_OK
          : result == MPACK_EOF ? KVRELAY_ERR_TRUNCATED
@@ -34,15 +74,20 @@ static bool has_bytes(const mpack_token_t *t) {
   return t->type == MPACK_TOKEN_STR || t->type == MPACK_TOKEN_BIN || t->type == MPACK_TOKEN_EXT;
 }
 
-/* Passes over one value of any kind; everything below it included. */
-static int skip_value(cursor *c) {
+/* Passes over one value of any kind, everything below it included, of at most `depth_max` levels.
+ */
+static int skip_levels(cursor *c, size_t depth_max) {
   uint64_t open[KVRELAY_ENGINE_DEPTH_MAX + 1] = {1}; /* values still to come, per level */
   size_t depth = 0;
   while (open[0] != 0 || depth != 0) {
     mpack_token_t t;
     kvrelay_text ignored;
+    uint64_t number;
+    while (open[depth] != 0 && read_unsigned(c, &number))
+      open[depth]--;
     if (open[depth] == 0) {
-      depth--;
+      if (depth != 0)
+        depth--;
       continue;
     }
     open[depth]--;
@@ -52,7 +97,7 @@ static int skip_value(cursor *c) {
     if (err != KVRELAY_OK)
       return err;
     if (t.type == MPACK_TOKEN_ARRAY || t.type == MPACK_TOKEN_MAP) {
-      if (depth == KVRELAY_ENGINE_DEPTH_MAX)
+      if (depth == depth_max)
         return KVRELAY_ERR_LIMIT;
       open[++depth] = t.type == MPACK_TOKEN_MAP ? 2 * (uint64_t)t.length : t.length;
     }
@@ -60,8 +105,10 @@ static int skip_value(cursor *c) {
   return KVRELAY_OK;
 }
 
-/* The readers below work on payloads that skip_value accepted: no token is missing.  Each reads one
- * whole value. */
+static int skip_value(cursor *c) { return skip_levels(c, KVRELAY_ENGINE_DEPTH_MAX); }
+
+/* The readers below work on payloads that skip_levels accepted: no token is missing.  Each reads
+ * one whole value. */
 
 static mpack_token_t next(cursor *c) {
   mpack_token_t t;
@@ -144,6 +191,8 @@ typedef struct reading {
 
 /* One hash: any integer, or the last 8 bytes of a digest. */
 static bool read_hash(cursor *c, uint64_t *out) {
+  if (read_unsigned(c, out))
+    return true;
   mpack_token_t t = next(c);
   kvrelay_text digest;
   if (integer_of(&t, out))
@@ -176,6 +225,11 @@ static bool read_hashes(cursor *c, reading *r) {
 }
 
 static bool read_token_id(cursor *c, uint32_t *out) {
+  uint64_t number;
+  if (read_unsigned(c, &number)) {
+    *out = (uint32_t)number;
+    return number <= UINT32_MAX;
+  }
   mpack_token_t t = next(c);
   if (t.type == MPACK_TOKEN_UINT && t.data.value.hi == 0) {
     *out = t.data.value.lo;
@@ -668,84 +722,99 @@ int kvrelay_engine_batch_next(kvrelay_engine_decoder *d, kvrelay_engine_event *e
 
 /* ---- batches ---- */
 
-static void read_ts(cursor *c, kvrelay_engine_batch *batch) {
-  mpack_token_t t = next(c);
+/*
+ * The readers of a batch's own elements.  Each has a cursor of its own: the element was passed over
+ * already, which is its check.
+ */
+
+static void read_ts(cursor c, kvrelay_engine_batch *batch) {
+  mpack_token_t t = next(&c);
   batch->has_ts = t.type == MPACK_TOKEN_FLOAT;
   if (batch->has_ts)
     batch->ts = mpack_unpack_float(t);
-  else
-    skip_rest(c, &t);
 }
 
-static void read_rank(cursor *c, kvrelay_engine_batch *batch) {
-  mpack_token_t t = next(c);
+static void read_rank(cursor c, kvrelay_engine_batch *batch) {
+  mpack_token_t t = next(&c);
   uint64_t rank;
-  batch->has_rank = batch->rank_type = false;
-  if (t.type == MPACK_TOKEN_NIL)
-    return;
   /* -2^31 .. 2^32 - 1 */
-  if (integer_of(&t, &rank) &&
-      (t.type == MPACK_TOKEN_UINT ? rank <= UINT32_MAX : rank >= (uint64_t)INT32_MIN)) {
-    batch->has_rank = true;
-    batch->rank = (uint32_t)rank;
-    return;
-  }
-  skip_rest(c, &t);
-  batch->rank_type = true;
+  batch->has_rank = integer_of(&t, &rank) &&
+                    (t.type == MPACK_TOKEN_UINT ? rank <= UINT32_MAX : rank >= (uint64_t)INT32_MIN);
+  batch->rank = batch->has_rank ? (uint32_t)rank : 0;
+  batch->rank_type = !batch->has_rank && t.type != MPACK_TOKEN_NIL;
 }
 
 /* The list of events; remembers where it starts. */
-static bool find_events(cursor *c, kvrelay_engine_decoder *d) {
-  mpack_token_t t = next(c);
-  d->events_left_ = t.type == MPACK_TOKEN_ARRAY ? t.length : 0;
-  d->next_ = *c;
-  skip_rest(c, &t);
+static bool find_events(cursor c, kvrelay_engine_decoder *d, kvrelay_engine_batch *batch) {
+  mpack_token_t t = next(&c);
+  batch->events = t.type == MPACK_TOKEN_ARRAY ? t.length : 0;
+  d->next_ = c;
   return t.type == MPACK_TOKEN_ARRAY;
 }
 
-static bool read_map_batch(cursor *c, kvrelay_engine_decoder *d, kvrelay_engine_batch *batch,
-                           size_t pairs) {
+static int read_positional_batch(cursor *c, kvrelay_engine_decoder *d, kvrelay_engine_batch *batch,
+                                 size_t elements) {
+  bool found = false;
+  for (size_t i = 0; i < elements; i++) {
+    cursor element = *c;
+    int err = skip_levels(c, KVRELAY_ENGINE_DEPTH_MAX - 1);
+    if (err != KVRELAY_OK)
+      return err;
+    if (i == 0)
+      read_ts(element, batch);
+    else if (i == 1)
+      found = find_events(element, d, batch);
+    else if (i == 2)
+      read_rank(element, batch);
+  }
+  return found ? KVRELAY_OK : KVRELAY_ERR_MALFORMED;
+}
+
+static int read_map_batch(cursor *c, kvrelay_engine_decoder *d, kvrelay_engine_batch *batch,
+                          size_t pairs) {
   bool found = false;
   for (size_t i = 0; i < pairs; i++) {
+    cursor name = *c, value;
     kvrelay_text key = {NULL, 0};
-    if (!read_text(c, &key)) {
-      (void)skip_value(c);
+    int err = skip_levels(c, KVRELAY_ENGINE_DEPTH_MAX - 1);
+    value = *c;
+    if (err == KVRELAY_OK)
+      err = skip_levels(c, KVRELAY_ENGINE_DEPTH_MAX - 1);
+    if (err != KVRELAY_OK)
+      return err;
+    if (!read_text(&name, &key))
       continue;
-    }
     if (text_is(key, "events"))
-      found = find_events(c, d);
+      found = find_events(value, d, batch);
     else if (text_is(key, "ts"))
-      read_ts(c, batch);
+      read_ts(value, batch);
     else if (text_is(key, "data_parallel_rank") || text_is(key, "dp_rank") ||
              text_is(key, "attn_dp_rank"))
-      read_rank(c, batch);
-    else
-      (void)skip_value(c);
+      read_rank(value, batch);
   }
-  return found;
+  return found ? KVRELAY_OK : KVRELAY_ERR_MALFORMED;
 }
 
 int kvrelay_engine_batch_begin(kvrelay_engine_decoder *d, const uint8_t *payload, size_t len,
                                kvrelay_engine_batch *batch) {
-  cursor c = {(const char *)payload, len}, end = c;
+  cursor c = {(const char *)payload, len};
+  mpack_token_t root;
   memset(batch, 0, sizeof *batch);
   d->events_left_ = 0;
-  int err = skip_value(&end);
-  if (err != KVRELAY_OK)
+  int err = read_token(&c, &root);
+  if (err == KVRELAY_OK && root.type == MPACK_TOKEN_ARRAY)
+    err = read_positional_batch(&c, d, batch, root.length);
+  else if (err == KVRELAY_OK && root.type == MPACK_TOKEN_MAP)
+    err = read_map_batch(&c, d, batch, root.length);
+  else if (err == KVRELAY_OK)
+    err = KVRELAY_ERR_MALFORMED;
+  if (err != KVRELAY_OK) {
+    memset(batch, 0, sizeof *batch);
     return err;
-  batch->trailing_bytes = end.left;
-  mpack_token_t root = next(&c);
-  bool found = false;
-  if (root.type == MPACK_TOKEN_ARRAY && root.length >= 2) {
-    read_ts(&c, batch);
-    found = find_events(&c, d);
-    if (root.length >= 3)
-      read_rank(&c, batch);
-  } else if (root.type == MPACK_TOKEN_MAP) {
-    found = read_map_batch(&c, d, batch, root.length);
   }
-  batch->events = d->events_left_;
-  return found ? KVRELAY_OK : KVRELAY_ERR_MALFORMED;
+  batch->trailing_bytes = c.left;
+  d->events_left_ = batch->events;
+  return KVRELAY_OK;
 }
 
 int kvrelay_engine_feed(kvrelay_engine_decoder *d, kvrelay_source *s, uint64_t sequence,

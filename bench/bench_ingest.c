@@ -1,0 +1,225 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * What does an engine's stream cost? Batches of one store event as vLLM sends it today (a map, 16
+ * blocks of 16 tokens, 32-bit token ids), prompts of 16 events; then the removals, in events of 16.
+ * Decoding alone, and the whole way from bytes to the filter: hashes, owners, words, a drain after
+ * each 16th batch. Each figure is the best of several runs.
+ */
+
+#include "kvrelay.h"
+#include "proto/engine_events.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+enum { RUNS = 5, BLOCKS = 16, TOKENS = 16, PROMPT_EVENTS = 16, EVENTS = 16384 };
+
+typedef struct stream {
+  uint8_t *bytes;
+  size_t len, cap;
+  size_t start[EVENTS + 1];
+} stream;
+
+typedef struct target {
+  ckf_producer producer;
+  kvrelay_source source;
+  void *producer_mem, *source_mem;
+} target;
+
+static double now_ns(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (double)t.tv_sec * 1e9 + (double)t.tv_nsec;
+}
+
+static void report(const char *bench, double value, const char *unit) {
+  printf("{\"bench\":\"%s\",\"value\":%.4g,\"unit\":\"%s\"}\n", bench, value, unit);
+  fflush(stdout);
+}
+
+static void need(bool holds) {
+  if (!holds) {
+    fprintf(stderr, "bench_ingest: unexpected result\n");
+    exit(2);
+  }
+}
+
+static void *take(size_t bytes) {
+  void *memory = malloc(bytes);
+  need(memory != NULL);
+  return memory;
+}
+
+/* ---- writing the stream ---- */
+
+static void put(stream *s, uint8_t head, int width, uint64_t n) {
+  if (s->cap - s->len < 16) {
+    s->cap = 2 * s->cap + 4096;
+    s->bytes = realloc(s->bytes, s->cap);
+    need(s->bytes != NULL);
+  }
+  s->bytes[s->len++] = head;
+  for (int i = width - 1; i >= 0; i--)
+    s->bytes[s->len++] = (uint8_t)(n >> (8 * i));
+}
+
+static void put_text(stream *s, const char *text) {
+  size_t len = strlen(text);
+  put(s, (uint8_t)(0xa0 | len), 0, 0);
+  for (size_t i = 0; i < len; i++)
+    put(s, (uint8_t)text[i], 0, 0);
+}
+
+static uint64_t external_of(size_t event, size_t block) {
+  return hashfmt_hash64(&(uint64_t){event * BLOCKS + block}, 8, 77);
+}
+
+static void put_hashes(stream *s, size_t event) {
+  put_text(s, "block_hashes");
+  put(s, 0xdc, 2, BLOCKS);
+  for (size_t i = 0; i < BLOCKS; i++)
+    put(s, 0xcf, 8, external_of(event, i));
+}
+
+/* [1.5, [event], 0] */
+static void put_batch(stream *s, size_t event, bool store) {
+  s->start[event] = s->len;
+  put(s, 0x93, 0, 0);
+  put(s, 0xcb, 8, UINT64_C(0x3ff8000000000000));
+  put(s, 0x91, 0, 0);
+  put(s, (uint8_t)(0x80 | (store ? 9 : 3)), 0, 0);
+  put_text(s, "type");
+  put_text(s, store ? "BlockStored" : "BlockRemoved");
+  put_hashes(s, event);
+  if (store) {
+    put_text(s, "parent_block_hash");
+    if (event % PROMPT_EVENTS == 0)
+      put(s, 0xc0, 0, 0);
+    else
+      put(s, 0xcf, 8, external_of(event - 1, BLOCKS - 1));
+    put_text(s, "token_ids");
+    put(s, 0xdc, 2, BLOCKS * TOKENS);
+    for (size_t i = 0; i < BLOCKS * TOKENS; i++)
+      put(s, 0xce, 4, (event * BLOCKS * TOKENS + i) % 150000 + 65536 + event);
+    put_text(s, "block_size");
+    put(s, TOKENS, 0, 0);
+    put_text(s, "lora_id");
+    put(s, 0xc0, 0, 0);
+    put_text(s, "lora_name");
+    put(s, 0xc0, 0, 0);
+    put_text(s, "group_idx");
+    put(s, 0x00, 0, 0);
+  }
+  put_text(s, "medium");
+  put_text(s, "GPU");
+  put(s, 0x00, 0, 0);
+  s->start[event + 1] = s->len;
+}
+
+static stream *stream_new(bool store) {
+  stream *s = calloc(1, sizeof *s);
+  need(s != NULL);
+  for (size_t i = 0; i < EVENTS; i++)
+    put_batch(s, i, store);
+  return s;
+}
+
+static void stream_free(stream *s) {
+  free(s->bytes);
+  free(s);
+}
+
+/* ---- measuring ---- */
+
+static double decode(kvrelay_engine_decoder *d, const stream *s) {
+  kvrelay_engine_batch batch;
+  kvrelay_engine_event ev;
+  size_t hashes = 0;
+  const double start = now_ns();
+  for (size_t i = 0; i < EVENTS; i++) {
+    need(kvrelay_engine_batch_begin(d, s->bytes + s->start[i], s->start[i + 1] - s->start[i],
+                                    &batch) == KVRELAY_OK);
+    while (kvrelay_engine_batch_next(d, &ev) == 1)
+      hashes += ev.externals_len;
+  }
+  const double taken = now_ns() - start;
+  need(hashes == (size_t)EVENTS * BLOCKS);
+  return taken;
+}
+
+static target *target_new(void) {
+  target *t = take(sizeof *t);
+  ckf_producer_config pc = ckf_producer_config_default();
+  kvrelay_source_config sc = kvrelay_source_config_default();
+  pc.filter.expected_blocks = (uint64_t)EVENTS * BLOCKS;
+  sc.worker_id = 1;
+  sc.block_size = TOKENS;
+  const size_t producer_len = ckf_producer_mem_size(&pc), source_len = kvrelay_source_mem_size(&sc);
+  t->producer_mem = take(producer_len);
+  t->source_mem = take(source_len);
+  need(ckf_producer_init(&t->producer, &pc, t->producer_mem, producer_len) == CKF_OK);
+  need(kvrelay_source_init(&t->source, &sc, &t->producer, t->source_mem, source_len, 0) ==
+       KVRELAY_OK);
+  return t;
+}
+
+static void target_free(target *t) {
+  free(t->producer_mem);
+  free(t->source_mem);
+  free(t);
+}
+
+static double ingest(kvrelay_engine_decoder *d, target *t, const stream *s, uint64_t sequence) {
+  const double start = now_ns();
+  for (size_t i = 0; i < EVENTS; i++) {
+    ckf_batch batch;
+    need(kvrelay_engine_feed(d, &t->source, sequence + i, s->bytes + s->start[i],
+                             s->start[i + 1] - s->start[i], 0) == KVRELAY_OK);
+    if (i % 16 == 15)
+      need(ckf_producer_drain(&t->producer, &batch) >= 0);
+  }
+  return now_ns() - start;
+}
+
+static uint32_t blocks_of(const target *t) {
+  const ckf_member member = {1, 0};
+  return ckf_producer_member_blocks(&t->producer, &member);
+}
+
+int main(void) {
+  const double blocks = (double)EVENTS * BLOCKS;
+  enum { MAX_TOKENS = 1 << 16 };
+  kvrelay_engine_decoder decoder;
+  void *memory = take(kvrelay_engine_decoder_mem_size(MAX_TOKENS));
+  need(kvrelay_engine_decoder_init(&decoder, MAX_TOKENS, memory,
+                                   kvrelay_engine_decoder_mem_size(MAX_TOKENS)) == KVRELAY_OK);
+  stream *stores = stream_new(true), *removals = stream_new(false);
+  double best[5] = {1e18, 1e18, 1e18, 1e18, 1e18};
+  for (int run = 0; run < RUNS; run++) {
+    target *t = target_new();
+    const double taken[5] = {decode(&decoder, stores), decode(&decoder, removals),
+                             ingest(&decoder, t, stores, 0), ingest(&decoder, t, stores, EVENTS),
+                             /* one copy of two goes, then the other */
+                             ingest(&decoder, t, removals, 2 * EVENTS) +
+                                 ingest(&decoder, t, removals, 3 * EVENTS)};
+    need(blocks_of(t) == 0);
+    for (int i = 0; i < KVRELAY_COUNT_LEN; i++)
+      need(kvrelay_source_stats_get(&t->source)->counts[i] == 0);
+    for (int i = 0; i < 5; i++)
+      best[i] = taken[i] < best[i] ? taken[i] : best[i];
+    target_free(t);
+  }
+  report("ingest_decode_stored_events", EVENTS / best[0] * 1e3, "M/s");
+  report("ingest_decode_stored_bytes", (double)stores->len / best[0] * 1e3, "MB/s");
+  report("ingest_decode_removed_events", EVENTS / best[1] * 1e3, "M/s");
+  report("ingest_stored_blocks_new", blocks / best[2] * 1e3, "M/s");
+  report("ingest_stored_blocks_copy", blocks / best[3] * 1e3, "M/s");
+  report("ingest_removed_blocks", 2 * blocks / best[4] * 1e3, "M/s");
+  stream_free(stores);
+  stream_free(removals);
+  free(memory);
+  return 0;
+}
