@@ -54,7 +54,8 @@ static bool parse_count(const char *text, uint64_t *out) {
   return text[0] >= '0' && text[0] <= '9' && *end == 0;
 }
 
-/* Options may stand anywhere behind the command; what is left over is the target. */
+/* Options may stand anywhere behind the command; what is left over is the target.  As long as the
+ * list of options. */
 static int parse(int argc, char **argv, options *o) {
   enum {
     MODEL = 1,

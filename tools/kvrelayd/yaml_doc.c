@@ -65,7 +65,7 @@ static int read_bytes(yaml_doc *doc) {
 }
 
 /* What a configuration needs no syntax for, and what hides surprises: refused in one pass over the
- * events. */
+ * events, one case for each kind of them. */
 static void check_events(yaml_doc *doc) {
   yaml_parser_t parser;
   yaml_parser_initialize(&parser);
