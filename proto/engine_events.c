@@ -440,8 +440,8 @@ static bool read_lora_name(cursor *c, reading *r) {
   return true;
 }
 
-/* One field's value; nil equals absent, and what a repeated key said before is gone.  As long as the
- * list of fields, one case each. */
+/* One field's value; nil equals absent, and what a repeated key said before is gone.  As long as
+ * the list of fields, one case each. */
 static void read_field(cursor *c, reading *r, unsigned field) {
   kvrelay_engine_event *ev = r->ev;
   cursor peek = *c;
