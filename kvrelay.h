@@ -944,39 +944,54 @@ typedef struct kvrelay_engine_event {
 } kvrelay_engine_event;
 
 /* Every thing that was dropped, repaired or odd has one of these reasons (events section 12). */
-#define KVRELAY_COUNT_LIST(X)                                                                      \
-  X(FRAMES, "frames")                                                                              \
-  X(PAYLOAD_TOO_LARGE, "payload_too_large")                                                        \
-  X(PAYLOAD_MALFORMED, "payload_malformed") X(TRAILING_BYTES, "trailing_bytes") X(                 \
-      RANK_TYPE, "rank_type") X(GAP, "gap") X(REPLAY, "replay") X(LOSS, "loss") X(RESTART,         \
-                                                                                  "restart")       \
-      X(RECOVERY, "recovery") X(SILENT, "silent") X(UNKNOWN_EVENT, "unknown_event") X(             \
-          MALFORMED_EVENT, "malformed_event") X(PAIR_GAP, "pair_gap") X(EXTRA_KEY_IGNORED,         \
-                                                                        "extra_key_ignored")       \
-          X(SALT_UNTAGGED, "salt_untagged") X(UNSUPPORTED_OWNERSHIP, "unsupported_ownership") X(   \
-              UNKNOWN_OWNERSHIP, "unknown_ownership") X(IGNORED_EVENT, "ignored_event")            \
-              X(NON_LOCAL_LOCALITY, "non_local_locality") X(UNKNOWN_MEDIUM, "unknown_medium") X(   \
-                  OTHER_TIER, "other_tier") X(NON_MAIN_ATTENTION_KIND, "non_main_attention_kind")  \
-                  X(NON_MAIN_ATTENTION_GROUP, "non_main_attention_group") X(                       \
-                      UNKNOWN_KIND, "unknown_kind") X(UNLEARNED_GROUP_IDX, "unlearned_group_idx")  \
-                      X(LORA_ID_WITHOUT_NAME, "lora_id_without_name") X(NAMESPACE_CONFLICT,        \
-                                                                        "namespace_conflict")      \
-                          X(AMBIGUOUS_CACHE_NAMESPACE,                                             \
-                            "ambiguous_cache_namespace") X(FORMAT_MISMATCH, "format_mismatch")     \
-                              X(BLOCK_SIZE_MISMATCH, "block_size_mismatch") X(SUB_BLOCK,           \
-                                                                              "sub_block")         \
-                                  X(PLACEHOLDER, "placeholder") X(TOKEN_SURPLUS, "token_surplus")  \
-                                      X(EMBEDDED_PROMPT, "embedded_prompt") X(PARTIAL_BLOCK,       \
-                                                                              "partial_block")     \
-                                          X(DUPLICATE_HASH, "duplicate_hash") X(ORPHAN, "orphan")  \
-                                              X(REMAP_CONFLICT, "remap_conflict")                  \
-                                                  X(UNKNOWN_REMOVAL, "unknown_removal")            \
-                                                      X(FOREIGN_RANK, "foreign_rank")              \
-                                                          X(EVENT_TOO_LARGE, "event_too_large") X( \
-                                                              NAMESPACE_LIMIT, "namespace_limit")  \
-                                                              X(STATE_LIMIT, "state_limit")        \
-                                                                  X(OMITTED_CAPACITY,              \
-                                                                    "omitted_capacity")
+/* clang-format off */
+#define KVRELAY_COUNT_LIST(X)                                                 \
+  X(FRAMES, "frames")                                                         \
+  X(PAYLOAD_TOO_LARGE, "payload_too_large")                                   \
+  X(PAYLOAD_MALFORMED, "payload_malformed")                                   \
+  X(TRAILING_BYTES, "trailing_bytes")                                         \
+  X(RANK_TYPE, "rank_type")                                                   \
+  X(GAP, "gap")                                                               \
+  X(REPLAY, "replay")                                                         \
+  X(LOSS, "loss")                                                             \
+  X(RESTART, "restart")                                                       \
+  X(RECOVERY, "recovery")                                                     \
+  X(SILENT, "silent")                                                         \
+  X(UNKNOWN_EVENT, "unknown_event")                                           \
+  X(MALFORMED_EVENT, "malformed_event")                                       \
+  X(PAIR_GAP, "pair_gap")                                                     \
+  X(EXTRA_KEY_IGNORED, "extra_key_ignored")                                   \
+  X(SALT_UNTAGGED, "salt_untagged")                                           \
+  X(UNSUPPORTED_OWNERSHIP, "unsupported_ownership")                           \
+  X(UNKNOWN_OWNERSHIP, "unknown_ownership")                                   \
+  X(IGNORED_EVENT, "ignored_event")                                           \
+  X(NON_LOCAL_LOCALITY, "non_local_locality")                                 \
+  X(UNKNOWN_MEDIUM, "unknown_medium")                                         \
+  X(OTHER_TIER, "other_tier")                                                 \
+  X(NON_MAIN_ATTENTION_KIND, "non_main_attention_kind")                       \
+  X(NON_MAIN_ATTENTION_GROUP, "non_main_attention_group")                     \
+  X(UNKNOWN_KIND, "unknown_kind")                                             \
+  X(UNLEARNED_GROUP_IDX, "unlearned_group_idx")                               \
+  X(LORA_ID_WITHOUT_NAME, "lora_id_without_name")                             \
+  X(NAMESPACE_CONFLICT, "namespace_conflict")                                 \
+  X(AMBIGUOUS_CACHE_NAMESPACE, "ambiguous_cache_namespace")                   \
+  X(FORMAT_MISMATCH, "format_mismatch")                                       \
+  X(BLOCK_SIZE_MISMATCH, "block_size_mismatch")                               \
+  X(SUB_BLOCK, "sub_block")                                                   \
+  X(PLACEHOLDER, "placeholder")                                               \
+  X(TOKEN_SURPLUS, "token_surplus")                                           \
+  X(EMBEDDED_PROMPT, "embedded_prompt")                                       \
+  X(PARTIAL_BLOCK, "partial_block")                                           \
+  X(DUPLICATE_HASH, "duplicate_hash")                                         \
+  X(ORPHAN, "orphan")                                                         \
+  X(REMAP_CONFLICT, "remap_conflict")                                         \
+  X(UNKNOWN_REMOVAL, "unknown_removal")                                       \
+  X(FOREIGN_RANK, "foreign_rank")                                             \
+  X(EVENT_TOO_LARGE, "event_too_large")                                       \
+  X(NAMESPACE_LIMIT, "namespace_limit")                                       \
+  X(STATE_LIMIT, "state_limit")                                               \
+  X(OMITTED_CAPACITY, "omitted_capacity")
+/* clang-format on */
 
 enum kvrelay_count {
 #define KVRELAY_COUNT_ENUM_(NAME, TEXT) KVRELAY_COUNT_##NAME,
