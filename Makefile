@@ -108,6 +108,7 @@ $(BUILD)/proto/%.pb.o: $(BUILD)/proto/%.pb.c $(STAMP)
 
 $(BUILD)/proto/%.pb.c: proto/%.proto $(wildcard proto/*.options)
 	@mkdir -p $(@D)
+	@command -v nanopb_generator.py >/dev/null || { echo 'packages are missing: make deps' >&2; exit 1; }
 	nanopb_generator.py -q --error-on-unmatched -I proto -D $(@D) $*.proto
 $(BUILD)/proto/%.pb.h: $(BUILD)/proto/%.pb.c ;
 
@@ -148,7 +149,7 @@ test: all tests ## unit tests and vectors, one build, no end-to-end tests
 check: deps-check ## everything that must hold before a commit; ends with "N passed, N failed"
 	+@BUILD='$(BUILD)' MAKE='$(MAKE)' scripts/check
 
-demo: deps-demo ## build, then show both sides at work on this machine
+demo: deps-build ## build, then show both sides at work on this machine
 	+@$(MAKE) --no-print-directory -s all
 	BUILD='$(BUILD)' tools/demo/run
 
@@ -159,7 +160,7 @@ $(BUILD)/bench/%: bench/%.c $(LIB) $(STAMP)
 	@$(COMPILE) $(WARN) $(call own_compile,$<) -c $< -o $@.o
 	@$(LINK) $@.o $(LIB) $(call own_link,$<) -lxxhash $(LIBS) -o $@
 
-bench: ## run every bench/bench_*, one JSON line per figure
+bench: deps-bench ## run every bench/bench_*, one JSON line per figure
 	@$(MAKE) --no-print-directory -s BUILD=$(BUILD)/release CC=gcc CFLAGS='-O3 -g' benches >&2
 	@for program in $(BENCH_SRC:bench/%.c=$(BUILD)/release/bench/%); do $$program || exit 1; done
 
@@ -179,7 +180,7 @@ format-check: ## list C files that clang-format would change
 toc: ## check that the contents list of each header equals its banners
 	scripts/check-toc $(CORES)
 
-deps-check deps-demo: deps-%:
+deps-build deps-bench deps-check: deps-%:
 	@scripts/deps $*
 
 deps: ## install, or name, the Debian packages that build and tests need
@@ -192,6 +193,6 @@ help: ## this list
 	@sed -n 's/^\([a-z-]*\):.* ## \(.*\)/\1|\2/p' Makefile | awk -F'|' '{ printf "  make %-13s %s\n", $$1, $$2 }'
 
 FORCE:
-.PHONY: all tests test check demo bench benches format format-check toc deps deps-check deps-demo clean help FORCE
+.PHONY: all tests test check demo bench benches format format-check toc deps deps-build deps-bench deps-check clean help FORCE
 
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)
