@@ -11,8 +11,9 @@
  *   uint64_t keys[64];
  *   size_t count;
  *   uint64_t seed = hashfmt_seed(lora, lora_len, NULL, 0);
- *   int err = hashfmt_blocks(HASHFMT_FORMAT_STANDARD, 16, seed, tokens, token_count, NULL, keys,
- * 64, &count); if (err == HASHFMT_OK) ask_filter(keys, count);
+ *   int err = hashfmt_blocks(HASHFMT_FORMAT_STANDARD, 16, seed, tokens, token_count, NULL,
+ *                            keys, 64, &count);
+ *   if (err == HASHFMT_OK) ask_filter(keys, count);
  *
  * A plain include declares; HASHFMT_IMPLEMENTATION, in one unit, defines; HASHFMT_STATIC makes a
  * private copy of everything for this unit.

@@ -6,8 +6,10 @@
  *   size_t len = kvrelay_engine_decoder_mem_size(1 << 20);
  *   if (kvrelay_engine_decoder_init(&d, 1 << 20, malloc(len), len) != KVRELAY_OK) return;
  *   kvrelay_engine_batch batch;
- *   if (kvrelay_engine_batch_begin(&d, payload, payload_len, &batch) != KVRELAY_OK) …   // a lost
- * batch kvrelay_engine_event ev; while (kvrelay_engine_batch_next(&d, &ev)) …
+ *   kvrelay_engine_event ev;
+ *   if (kvrelay_engine_batch_begin(&d, payload, payload_len, &batch) != KVRELAY_OK)
+ *     count_a_lost_batch();
+ *   while (kvrelay_engine_batch_next(&d, &ev)) apply(&batch, &ev);
  *
  * Both encodings of a batch and of an event, of every engine version since 2025.  A payload is
  * checked to be well-formed msgpack as a whole before the first event comes out.  Tokens are read

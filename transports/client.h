@@ -11,9 +11,9 @@
  *   if (kvrelay_client_open(&cfg, &client) < 0) return;
  *   kvrelay_grpc_client_open(&grpc_cfg, kvrelay_client_caller(client), &transport);
  *   kvrelay_client_attach(client, transport);
- *   while (kvrelay_client_run(client, transport->base.now_ns(&transport->base)) ==
- * KVRELAY_TRANSPORT_OK) transport->base.run_once(&transport->base,
- * until(kvrelay_client_deadline_ns(client)));
+ *   kvrelay_transport *t = &transport->base;
+ *   while (kvrelay_client_run(client, t->now_ns(t)) == KVRELAY_TRANSPORT_OK)
+ *     t->run_once(t, until(kvrelay_client_deadline_ns(client)));
  */
 typedef struct kvrelay_client kvrelay_client;
 

@@ -13,8 +13,7 @@
  *   for (;;) {
  *     transport->run_once(transport, until(kvrelay_relay_deadline_ns(&relay)));
  *     feed_events(&relay);
- *     kvrelay_relay_service_poll(service, transport->now_ns(transport));   // wakes calls that have
- * something to send
+ *     kvrelay_relay_service_poll(service, transport->now_ns(transport)); // wakes calls
  *   }
  */
 typedef struct kvrelay_relay_service kvrelay_relay_service;
