@@ -21,8 +21,7 @@
  *   kvrelay_action a;                                            // drive it from any event loop:
  *   while (kvrelay_consumer_action_next(&c, now_ns, &a)) carry_out(&a);
  *   kvrelay_consumer_feed_filter(&c, call, &update, now_ns);     // what arrives goes in,
- *   n = kvrelay_consumer_query(&c, &query, answers, cap, scratch, scratch_len, now_ns);  //
- * questions come out
+ *   n = kvrelay_consumer_query(&c, &query, answers, cap, scratch, scratch_len, now_ns); // and out
  */
 
 /* ==== contents ==== */
