@@ -33,6 +33,7 @@ def throw(address, data, linger_s=0.3):
 
 def grpc_port(daemon):
     dice = random.Random(7)
+    engine = pool_yaml([(7, 0, 4, ["type: engine", "endpoint: tcp://127.0.0.1:5557"])])
     cases = {
         "an HTTP/1.1 request": b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n",
         "a TLS hello": bytes.fromhex("16030100c8010000c40303") + bytes(190),
@@ -95,6 +96,10 @@ def configuration():
         "a name with outer blanks": (good.replace("dc-a", "' dc-a'"), ["relay/dc", "white space"]),
         "a bad address": (good.replace("127.0.0.1:0", "localhost:port"), ["relay/bind", "numeric"]),
         "an unknown value": (good.replace("type: none", "type: kafka"), ["kafka"]),
+        "a source without a port": (engine.replace(":5557", ""), ["events/endpoint", "tcp://host:port"]),
+        "a source at any port": (engine.replace(":5557", ":*"), ["events/endpoint", "tcp://host:port"]),
+        "a rank beyond the last port": (engine.replace(":5557", ":65533"), ["events/endpoint", "rank 3", "65535"]),
+        "a memory of nothing": (engine.replace("type: engine", "type: engine\n          partial_memory: 0"), ["events/partial_memory", "1 to"]),
         "a list instead of a mapping": ("version: 1\nrelay: [a]\n", ["relay", "mapping"]),
         "a missing key": ("version: 1\nrelay:\n  bind: 127.0.0.1:0\n", ["'dc' is missing"]),
         "nothing but depth": ("[" * 5000, ["nested deeper"]),

@@ -2,6 +2,7 @@
 #include "config.h"
 
 #include <arpa/inet.h>
+#include <inttypes.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
@@ -222,6 +223,36 @@ static bool address_valid(const char *address) {
   return inet_pton(AF_INET, host, out) == 1;
 }
 
+/* What libzmq takes, but no port of its own choice, which no engine could know.  `*port` is 0 when
+ * there is none. */
+static bool source_address_valid(const char *address, unsigned long *port) {
+  const char *colon = strrchr(address, ':');
+  char *end;
+  *port = 0;
+  if (strncmp(address, "ipc://", 6) == 0)
+    return address[6] != 0;
+  if (strncmp(address, "inproc://", 9) == 0)
+    return address[9] != 0;
+  if (strncmp(address, "tcp://", 6) != 0 || colon < address + 7)
+    return false;
+  *port = strtoul(colon + 1, &end, 10);
+  return colon[1] >= '0' && colon[1] <= '9' && *end == 0 && *port >= 1 && *port <= 65535;
+}
+
+static void check_source_address(yaml_doc *doc, const config_worker *w, const char *path) {
+  const config_events *ev = &w->events;
+  char at[PATH_CAP];
+  unsigned long port;
+  if (ev->endpoint == NULL)
+    return;
+  if (!source_address_valid(ev->endpoint, &port))
+    yaml_doc_error(doc, place(at, "%s/events/endpoint", path),
+                   "must be tcp://host:port, ipc://path or inproc://name");
+  else if (port + (uint64_t)(w->ranks - 1) * ev->rank_port_step > 65535 && port != 0)
+    yaml_doc_error(doc, place(at, "%s/events/endpoint", path),
+                   "the port of rank %" PRIu32 " is beyond 65535", w->rank_start + w->ranks - 1);
+}
+
 static config_map_entry *read_map(yaml_doc *doc, const char *path, unsigned *count) {
   yaml_node_t *node = yaml_doc_find(doc, path);
   *count = 0;
@@ -303,6 +334,8 @@ static void check_worker(yaml_doc *doc, config_endpoint *e, unsigned index, cons
                      "no adapter of this endpoint has the id '%s'", w->adapters[i]);
   }
   check_events(doc, &w->events, place(at, "%s/events", path));
+  if (w->ranks >= 1)
+    check_source_address(doc, w, path);
 }
 
 static void check_endpoint(yaml_doc *doc, config *c, unsigned index) {
