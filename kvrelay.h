@@ -4647,7 +4647,8 @@ KVRELAY_API ptrdiff_t kvrelay_consumer_query(const kvrelay_consumer *c, const kv
  * and need no table of their own.
  */
 
-#define KVRELAY_TAG_COPIES_ 0x7FFFu
+#define KVRELAY_TAG_COPIES_ 0x3FFFu
+#define KVRELAY_TAG_LEAVING_ 0x4000u /* its removal is collected, but not yet carried out */
 #define KVRELAY_TAG_AMBIGUOUS_ 0x8000u
 #define KVRELAY_TAG_NUMBER_SHIFT_ 16
 
@@ -5462,13 +5463,16 @@ static int kvrelay_removed_(kvrelay_source *s, uint32_t rank, const kvrelay_engi
   int err = KVRELAY_OK;
   for (size_t i = 0; i < ev->externals_len && err == KVRELAY_OK; i++) {
     uint32_t *tag;
-    bool mapped = ckf_producer_find(s->state_, &member, ev->externals[i], NULL, &tag) == 1;
+    bool mapped = ckf_producer_find(s->state_, &member, ev->externals[i], NULL, &tag) == 1 &&
+                  (*tag & KVRELAY_TAG_LEAVING_) == 0;
     if (mapped && !s->cfg_.deduplicated && (*tag & KVRELAY_TAG_COPIES_) > 1) {
       --*tag; /* another physical copy is left */
       continue;
     }
     if (!mapped && kvrelay_forget_(s, rank, ev->externals[i]))
       continue;
+    if (mapped)
+      *tag |= KVRELAY_TAG_LEAVING_;
     s->removals_[count++] = ev->externals[i];
     if (count == s->cfg_.max_event_blocks) {
       err = kvrelay_remove_some_(s, &member, count);

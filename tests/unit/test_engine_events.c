@@ -111,8 +111,11 @@ Test(payloads, nesting_ends_at_32) {
     put_float(p);
     put_array(p, 0);
     put_uint(p, 0);
-    for (size_t i = 1; i < depth; i++)
-      put_byte(p, i % 2 ? 0x91 : 0x81), (void)(i % 2 == 0 ? put_nil(p) : (void)0);
+    for (size_t i = 1; i < depth; i++) {
+      put_byte(p, i % 2 ? 0x91 : 0x81);
+      if (i % 2 == 0)
+        put_nil(p); /* the key */
+    }
     put_nil(p);
     cr_assert_eq(begin(x, p->bytes, p->len),
                  depth <= KVRELAY_ENGINE_DEPTH_MAX ? KVRELAY_OK : KVRELAY_ERR_LIMIT, "depth %zu",
@@ -577,7 +580,7 @@ static void put_slots(packer *p, const char *slots) {
     else if (*slots == 'n')
       put_nil(p);
     else if (*slots == 'a')
-      put_byte(p, 0x91), put_nil(p);
+      put_raw(p, "\x91\xc0", 2);
     else if (*slots == 'm')
       put_map(p, 0);
     else if (*slots == 'b')
