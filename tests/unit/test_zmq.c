@@ -216,9 +216,8 @@ Test(zmq_sub, subscribes_by_prefix) {
 }
 
 Test(zmq_sub, works_over_ipv6_ipc_and_inproc) {
-  char path[64];
-  snprintf(path, sizeof path, "ipc:///tmp/kvrelay-test-%ld", (long)getpid());
-  const char *const where[] = {"tcp://[::1]:*", path, "inproc://kvrelay-test"};
+  /* A file of its own choice is one that the library removes. */
+  const char *const where[] = {"tcp://[::1]:*", "ipc://*", "inproc://kvrelay-test"};
   for (size_t i = 0; i < 3; i++) {
     publisher(where[i]);
     b.cfg.endpoint = NULL;
