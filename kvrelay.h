@@ -1028,7 +1028,8 @@ typedef struct kvrelay_source_stats {
   uint64_t blocks_stored, blocks_removed;
   uint64_t last_sequence;
   bool has_sequence;
-  uint64_t last_batch_ns; /* KVRELAY_TIME_NONE before the first */
+  uint64_t last_batch_ns;    /* KVRELAY_TIME_NONE before the first */
+  uint32_t other_block_size; /* of the last event counted as block_size_mismatch */
   bool complete; /* false = partial: in some rank blocks may exist that the relay does not know */
 } kvrelay_source_stats;
 
@@ -5182,8 +5183,10 @@ static int kvrelay_shape_verdict_(kvrelay_source *s, const kvrelay_store_ *st) {
     return KVRELAY_COUNT_FORMAT_MISMATCH;
   if (ev->block_size == s->cfg_.block_size)
     return KVRELAY_COUNT_LEN;
-  if (ev->block_size == 0 || s->cfg_.block_size % ev->block_size != 0)
+  if (ev->block_size == 0 || s->cfg_.block_size % ev->block_size != 0) {
+    s->stats_.other_block_size = ev->block_size;
     return KVRELAY_COUNT_BLOCK_SIZE_MISMATCH;
+  }
   kvrelay_remember_all_(s, st->rank, ev, 0);
   return KVRELAY_COUNT_SUB_BLOCK;
 }

@@ -278,7 +278,7 @@ kvrelay_client_config kvrelay_client_config_default(kvrelay_consumer *consumer) 
   const kvrelay_client_config cfg = {.consumer = consumer,
                                      .max_message_bytes = KVRELAY_PB_MESSAGE_MAX,
                                      .max_arena_bytes = 8u * KVRELAY_PB_MESSAGE_MAX,
-                                     .max_replica_bytes = SIZE_MAX};
+                                     .max_replica_bytes = (size_t)1 << 30};
   return cfg;
 }
 

@@ -38,7 +38,7 @@ typedef struct kvrelay_client_stats {
   size_t replica_bytes;                /* now */
 } kvrelay_client_stats;
 
-/* 8 MiB, 64 MiB, no limit. */
+/* 8 MiB, 64 MiB, 1 GiB: a relay may announce 65 536 pools of 128 MiB each. */
 kvrelay_client_config kvrelay_client_config_default(kvrelay_consumer *consumer);
 /* KVRELAY_TRANSPORT_OK, or _ERR_ARG, _ERR_MEMORY. */
 int kvrelay_client_open(const kvrelay_client_config *cfg, kvrelay_client **out);

@@ -141,6 +141,22 @@ def restarted_engine():
     engine.close()
 
 
+def engine_that_stays_away():
+    """An engine that cannot be reached for longer than its setting loses its blocks."""
+    engine = Engine()
+    source = ["type: engine", f"endpoint: {engine.endpoint}", "disconnect_keep_s: 1"]
+    with Daemon(pool_yaml([(7, 0, 1, source)], block_size=BLOCK)) as daemon:
+        engine.subscribed()
+        watcher = Watcher(daemon.address, "watcher")
+        tokens = list(range(1000, 1000 + 2 * BLOCK))
+        engine.send([stored([11, 12], tokens, BLOCK)])
+        check("its blocks are seen while it is there", watcher.wait(lambda r: depth(r, tokens) == 2), watcher.error)
+        engine.close()
+        check("an engine that stays away loses its blocks", watcher.wait(lambda r: depth(r, tokens) == 0), watcher.error)
+        daemon.wait_for("event=source_forgotten")
+        watcher.close()
+
+
 def replay_recording(name):
     """A recorded stream over a real socket ends in the expected state."""
     data = recording(name)
@@ -172,6 +188,7 @@ def replay_recording(name):
 def main():
     follow_events()
     restarted_engine()
+    engine_that_stays_away()
     for name in ("vllm0.32.0_plain", "vllm0.23.0_plain", "vllm0.32.0_evict", "vllm0.32.0_reset", "vllm0.32.0_lora", "vllm0.32.0_salt"):
         replay_recording(name)
     finish()

@@ -33,7 +33,6 @@ def throw(address, data, linger_s=0.3):
 
 def grpc_port(daemon):
     dice = random.Random(7)
-    engine = pool_yaml([(7, 0, 4, ["type: engine", "endpoint: tcp://127.0.0.1:5557"])])
     cases = {
         "an HTTP/1.1 request": b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n",
         "a TLS hello": bytes.fromhex("16030100c8010000c40303") + bytes(190),
@@ -83,6 +82,7 @@ def zmq_socket(daemon, engine):
 
 def configuration():
     good = pool_yaml([(7, 0, 1, ["type: none"])])
+    engine = pool_yaml([(7, 0, 4, ["type: engine", "endpoint: tcp://127.0.0.1:5557"])])
     cases = {
         "an unknown key": (good.replace("  dc: dc-a", "  dcc: dc-a"), ["relay/dcc", "unknown key", "'dc'", ":3:"]),
         "an unknown key further down": (good.replace("type: none", "typ: none"), ["endpoints/0/workers/0/events/typ", "'type'"]),
@@ -117,6 +117,10 @@ def configuration():
             file.write(good)
         done = subprocess.run([os.path.join(BIN, "kvrelayd"), "--check", path], capture_output=True, text=True, timeout=30, check=False)
         check("a good configuration passes --check and shows what it means", done.returncode == 0 and "dc_id 0x04f110c98b1bfc48" in done.stdout, done)
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(good.replace("ranks: 1", "ranks: 0"))
+        done = subprocess.run([os.path.join(BIN, "kvrelayd"), "--check", path], capture_output=True, text=True, timeout=30, check=False)
+        check("a worker without ranks is accepted with a warning", done.returncode == 0 and "warning:" in done.stderr and "/ranks" in done.stderr, done)
         done = subprocess.run([os.path.join(BIN, "kvrelayd"), "--config", path + ".no"], capture_output=True, text=True, timeout=30, check=False)
         check("a missing file ends with 69", done.returncode == 69 and "cannot be read" in done.stderr, done)
         done = subprocess.run([os.path.join(BIN, "kvrelayd"), "--no-such-flag"], capture_output=True, text=True, timeout=30, check=False)

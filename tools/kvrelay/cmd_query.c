@@ -65,7 +65,7 @@ static int ask(question *q) {
     fprintf(stderr, "kvrelay: '%s' %s\n", o->model,
             n == KVRELAY_ERR_MALFORMED ? "has two meanings in this catalog"
                                        : kvrelay_strerror((int)n));
-    return n == KVRELAY_ERR_STATE ? EXIT_UNDECIDED : EXIT_NO;
+    return EXIT_UNDECIDED;
   }
   q->len = (size_t)n < ANSWERS_MAX ? (size_t)n : ANSWERS_MAX;
   return EXIT_FINE;

@@ -70,6 +70,8 @@ static const cyaml_schema_field_t events_fields[] = {
                          main_group),
     CYAML_FIELD_UINT_PTR("partial_memory", CYAML_FLAG_POINTER | CYAML_FLAG_OPTIONAL, config_events,
                          partial_memory_given),
+    CYAML_FIELD_UINT_PTR("disconnect_keep_s", CYAML_FLAG_POINTER | CYAML_FLAG_OPTIONAL,
+                         config_events, disconnect_keep_s_given),
     CYAML_FIELD_END};
 
 static const cyaml_schema_field_t worker_fields[] = {
@@ -300,6 +302,9 @@ static void check_events(yaml_doc *doc, config_events *ev, const char *path) {
     yaml_doc_error(doc, path, "type 'trace' needs 'file', the path of a recorded stream");
   if (!trace && ev->file != NULL)
     yaml_doc_error(doc, place(at, "%s/file", path), "only type 'trace' has a file");
+  ev->disconnect_keep_s = ev->disconnect_keep_s_given == NULL ? 60 : *ev->disconnect_keep_s_given;
+  if (ev->disconnect_keep_s > 31536000)
+    yaml_doc_error(doc, place(at, "%s/disconnect_keep_s", path), "must be at most 31536000");
   ev->rank_port_step = ev->rank_port_step_given == NULL ? 1 : *ev->rank_port_step_given;
   ev->max_payload_bytes =
       ev->max_payload_bytes_given == NULL ? (uint64_t)64 << 20 : *ev->max_payload_bytes_given;
@@ -322,9 +327,13 @@ static void check_worker(yaml_doc *doc, config_endpoint *e, unsigned index, cons
     if (e->workers[i].id == w->id)
       yaml_doc_error(doc, place(at, "%s/id", path), "worker %llu stands twice in this endpoint",
                      (unsigned long long)w->id);
-  if (w->ranks < 1 || w->ranks > CONFIG_MAX_RANKS || w->rank_start > UINT32_MAX - w->ranks)
-    yaml_doc_error(doc, place(at, "%s/ranks", path),
-                   "must be 1 to %d, and rank_start + ranks below 2^32", CONFIG_MAX_RANKS);
+  if (w->ranks < 1 || w->ranks > CONFIG_MAX_RANKS || w->rank_start > UINT32_MAX - w->ranks) {
+    yaml_doc_warning(doc, place(at, "%s/ranks", path),
+                     "must be 1 to %d, and rank_start + ranks below 2^32; the worker counts as one "
+                     "without ranks",
+                     CONFIG_MAX_RANKS);
+    w->ranks = 0;
+  }
   for (unsigned i = 0; i < w->adapters_count; i++) {
     bool known = false;
     for (unsigned j = 0; j < e->adapters_count && !known; j++)

@@ -28,6 +28,8 @@ typedef struct config_events {
   uint32_t partial_memory;
   uint32_t *rank_port_step_given, *partial_memory_given; /* as in the file; NULL = left out */
   uint64_t *max_payload_bytes_given;
+  uint64_t disconnect_keep_s; /* how long an engine that is gone keeps its blocks; 0 = for ever */
+  uint64_t *disconnect_keep_s_given;
 } config_events;
 
 typedef struct config_worker {

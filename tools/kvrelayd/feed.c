@@ -62,26 +62,9 @@ void feed_restart(feed *f, uint64_t now_ns) {
   memset(f->logged, 0, sizeof f->logged);
 }
 
-static int apply(feed *f, const kvrelay_engine_batch *batch, uint64_t now_ns) {
-  kvrelay_engine_decoder *decoder = &f->pool->serve->decoder;
-  kvrelay_engine_event event;
-  int err = KVRELAY_OK;
-  while (err == KVRELAY_OK && kvrelay_engine_batch_next(decoder, &event) == 1)
-    err = kvrelay_source_event(&f->source, batch->has_rank, batch->rank, &event, now_ns);
-  return err;
-}
-
 int feed_batch(feed *f, uint64_t sequence, const uint8_t *payload, size_t len, uint64_t now_ns) {
-  kvrelay_engine_batch batch;
   f->dirty = true;
-  int verdict = kvrelay_source_sequence(&f->source, sequence, now_ns);
-  if (verdict != KVRELAY_SEQUENCE_APPLY)
-    return verdict < 0 ? verdict : KVRELAY_OK;
-  if (kvrelay_engine_batch_begin(&f->pool->serve->decoder, payload, len, &batch) != KVRELAY_OK)
-    return kvrelay_source_lost(&f->source, KVRELAY_COUNT_PAYLOAD_MALFORMED, now_ns);
-  kvrelay_source_count(&f->source, KVRELAY_COUNT_TRAILING_BYTES, batch.trailing_bytes != 0);
-  kvrelay_source_count(&f->source, KVRELAY_COUNT_RANK_TYPE, batch.rank_type);
-  return apply(f, &batch, now_ns);
+  return kvrelay_engine_feed(&f->pool->serve->decoder, &f->source, sequence, payload, len, now_ns);
 }
 
 /* The largest power of two in a count, 0 for none: what was already said about it. */
@@ -103,7 +86,24 @@ void feed_report(feed *f) {
                   i == KVRELAY_COUNT_PLACEHOLDER || i == KVRELAY_COUNT_NON_MAIN_ATTENTION_KIND ||
                   i == KVRELAY_COUNT_NON_MAIN_ATTENTION_GROUP || i == KVRELAY_COUNT_PARTIAL_BLOCK ||
                   i == KVRELAY_COUNT_IGNORED_EVENT;
-    log_event(normal ? LOG_DEBUG : LOG_WARN, "ingest", "source=%s reason=%s count=%" PRIu64,
-              f->name, kvrelay_count_name(i), stats->counts[i]);
+    char sizes[64] = "";
+    if (i == KVRELAY_COUNT_BLOCK_SIZE_MISMATCH)
+      snprintf(sizes, sizeof sizes, " event_block_size=%" PRIu32 " pool_block_size=%" PRIu32,
+               stats->other_block_size, f->pool->plan->endpoint->block_size);
+    log_event(normal ? LOG_DEBUG : LOG_WARN, "ingest", "source=%s reason=%s count=%" PRIu64 "%s",
+              f->name, kvrelay_count_name(i), stats->counts[i], sizes);
   }
+}
+
+void feed_expire(feed *f, uint64_t now_ns) {
+  uint64_t keep_ns = f->worker->events.disconnect_keep_s * 1000000000u;
+  if (f->down_ns == 0 || keep_ns == 0 || now_ns - f->down_ns < keep_ns)
+    return;
+  f->down_ns = 0;
+  log_event(LOG_WARN, "source_forgotten", "source=%s disconnected_s=%" PRIu64, f->name,
+            f->worker->events.disconnect_keep_s);
+  if (kvrelay_source_clear(&f->source, now_ns) != KVRELAY_OK)
+    serve_pool_fence(f->pool, now_ns);
+  else
+    serve_pool_changed(f->pool, now_ns);
 }

@@ -18,8 +18,9 @@ typedef struct feed {
   kvrelay_source source;
   void *source_mem;
   size_t source_len;
-  kvrelay_zmq_sub *socket;            /* engine only */
-  bool dirty;                         /* batches were applied since the pool was told */
+  kvrelay_zmq_sub *socket; /* engine only */
+  uint64_t down_ns; /* since when the engine cannot be reached; 0 = it can, or nothing is known */
+  bool dirty;       /* batches were applied since the pool was told */
   uint64_t logged[KVRELAY_COUNT_LEN]; /* counts as of the last line about each */
 } feed;
 
@@ -33,6 +34,8 @@ void feed_restart(feed *f, uint64_t now_ns);
 /* One batch as it came: order, decode, apply.  KVRELAY_OK, or KVRELAY_ERR_INVARIANT: the producer
  * has to be fenced. */
 int feed_batch(feed *f, uint64_t sequence, const uint8_t *payload, size_t len, uint64_t now_ns);
+/* A source that cannot be reached for too long loses its blocks. */
+void feed_expire(feed *f, uint64_t now_ns);
 /* One log line for every reason that reached a new power of two. */
 void feed_report(feed *f);
 

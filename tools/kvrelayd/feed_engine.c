@@ -36,7 +36,7 @@ static void on_bad_frames(kvrelay_zmq_listener *self, uint64_t now_ns) {
 /* A reconnect hides a restart of the engine: the source finds out by the next sequence. */
 static void on_connection(kvrelay_zmq_listener *self, bool connected, uint64_t now_ns) {
   feed *f = (feed *)(void *)self;
-  (void)now_ns;
+  f->down_ns = connected ? 0 : now_ns;
   if (connected)
     kvrelay_source_reconnected(&f->source);
   log_event(LOG_INFO, connected ? "source_connected" : "source_disconnected", "source=%s", f->name);

@@ -111,7 +111,8 @@ static void arm_deadline(daemon_ *d, uint64_t now_ns) {
   event_add(d->deadline, &wait);
 }
 
-static void run(daemon_ *d) {
+/* 0 after an orderly stop, else an exit code after a log line. */
+static int run(daemon_ *d) {
   bool stopping = false;
   for (;;) {
     uint64_t now = serve_now_ns();
@@ -126,16 +127,23 @@ static void run(daemon_ *d) {
     arm_deadline(d, now);
     if (d->grpc == NULL) {
       if (stopping)
-        return;
+        return 0;
       event_base_loop(d->base, EVLOOP_ONCE);
-    } else if (d->grpc->run_once(d->grpc, 1000000000u) == KVRELAY_TRANSPORT_CLOSED) {
-      return;
+      continue;
+    }
+    int turned = d->grpc->run_once(d->grpc, 1000000000u);
+    if (turned == KVRELAY_TRANSPORT_CLOSED)
+      return 0;
+    if (turned < 0) {
+      log_event(LOG_ERROR, "loop_failed", "error=\"%s\"", kvrelay_transport_strerror(turned));
+      return 70;
     }
   }
 }
 
 static int open_signals(daemon_ *d) {
   signal(SIGPIPE, SIG_IGN);
+  signal(SIGHUP, SIG_IGN); /* a closed terminal does not end a relay */
   d->base = event_base_new();
   if (d->base == NULL)
     return 71;
@@ -188,8 +196,8 @@ static int serve_config(const char *path, const char *bind) {
   code = p == NULL || path_copy == NULL ? 71 : open_all(&d, c, p, dirname(path_copy), bind);
   if (code == 0) {
     log_event(LOG_INFO, "ready", "dc=%s pools=%u", c->relay.dc, d.serve.pools_count);
-    run(&d);
-    log_event(LOG_INFO, "stopped", "%s", "");
+    code = run(&d);
+    log_event(LOG_INFO, "stopped", "code=%d", code);
   }
   if (d.grpc != NULL)
     d.grpc->close(d.grpc);

@@ -173,7 +173,7 @@ static bool digest(const config_map_entry *map, unsigned count, const config_end
 
 static bool has_source(const config_endpoint *e) {
   for (unsigned i = 0; i < e->workers_count; i++)
-    if (e->workers[i].events.type != CONFIG_EVENTS_NONE)
+    if (e->workers[i].events.type != CONFIG_EVENTS_NONE && e->workers[i].ranks != 0)
       return true;
   return false;
 }

@@ -85,6 +85,8 @@ static int publish(served_pool *pool, uint64_t now_ns) {
 static unsigned sockets_of(const config_worker *w) {
   if (w->events.type == CONFIG_EVENTS_NONE)
     return 0;
+  if (w->ranks == 0)
+    return 0; /* the file said something impossible, and was warned about it */
   bool per_rank = w->events.type == CONFIG_EVENTS_ENGINE && w->events.rank_port_step != 0;
   return per_rank ? w->ranks : 1;
 }
@@ -149,6 +151,9 @@ void serve_poll(serve *s, uint64_t now_ns) {
     if (s->pools[i].pool != NULL && kvrelay_pool_fenced(s->pools[i].pool) != KVRELAY_OK)
       serve_pool_fence(&s->pools[i], now_ns);
   s->fenced_seen = fenced;
+  for (unsigned i = 0; i < s->pools_count; i++)
+    for (unsigned j = 0; j < s->pools[i].feeds_count; j++)
+      feed_expire(&s->pools[i].feeds[j], now_ns);
 }
 
 /* ---- the whole daemon ---- */
