@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Kinds of hashfmt.json. The engines' own hashes (engine_vllm, engine_sglang) have no code here. */
+/* Kinds of hashfmt.json. */
 
 #include "vectors.h"
 
 #include "hashfmt.h"
+#include "support/engine_hash.h"
 
 #include <inttypes.h>
 #include <stdbool.h>
@@ -290,6 +291,37 @@ static int run_digest_prefix(const json_t *vector, char *why, size_t why_cap) {
   return expect_u64("wire_signed", 0, external, vec_get(expected, "wire_signed"), why, why_cap);
 }
 
+/* The engines' own hashes: what doubles of engines send. */
+static int run_engine(const json_t *vector, bool vllm, char *why, size_t why_cap) {
+  const json_t *input = vec_get(vector, "input");
+  const json_t *want = vec_get(vec_get(vector, "expected"), "external");
+  size_t tokens_len, cap = json_array_size(want), got;
+  uint32_t *tokens = vec_u32s(vec_get(input, "tokens"), &tokens_len);
+  uint64_t *external = malloc((cap + 1) * sizeof *external);
+  size_t block_size = (size_t)vec_u64(vec_get(input, "block_size"));
+  int verdict = VEC_PASSED;
+  if (vllm)
+    got = engine_hash_vllm(vec_str(vec_get(input, "python_hash_seed")), tokens, tokens_len,
+                           block_size, external, cap + 1);
+  else
+    got = engine_hash_sglang(tokens, tokens_len, block_size, external, cap + 1);
+  if (got != cap)
+    verdict = vec_fail(why, why_cap, "%zu blocks, wanted %zu", got, cap);
+  for (size_t i = 0; i < got && verdict == VEC_PASSED; i++)
+    verdict = expect_u64("external", i, external[i], json_array_get(want, i), why, why_cap);
+  free(external);
+  free(tokens);
+  return verdict;
+}
+
+static int run_engine_vllm(const json_t *vector, char *why, size_t why_cap) {
+  return run_engine(vector, true, why, why_cap);
+}
+
+static int run_engine_sglang(const json_t *vector, char *why, size_t why_cap) {
+  return run_engine(vector, false, why, why_cap);
+}
+
 const vec_kind vec_hashfmt_kinds[] = {
     {"bytes", run_bytes},
     {"seed", run_seed},
@@ -301,5 +333,7 @@ const vec_kind vec_hashfmt_kinds[] = {
     {"mm_identifier", run_mm_identifier},
     {"canonical", run_canonical},
     {"digest_prefix", run_digest_prefix},
+    {"engine_vllm", run_engine_vllm},
+    {"engine_sglang", run_engine_sglang},
     {NULL, NULL},
 };
