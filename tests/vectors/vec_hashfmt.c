@@ -4,8 +4,8 @@
 
 #include "vectors.h"
 
+#include "../support/engine_hash.h"
 #include "hashfmt.h"
-#include "support/engine_hash.h"
 
 #include <inttypes.h>
 #include <stdbool.h>
