@@ -718,6 +718,8 @@ int kvrelay_engine_batch_next(kvrelay_engine_decoder *d, kvrelay_engine_event *e
     read_map_event(&d->next_, &r, head.length);
   else
     skip_rest(&d->next_, &head);
+  if (ev->externals == NULL) /* not settled: its lists are nobody's business */
+    ev->externals_len = ev->tokens_len = ev->extra_keys_len = ev->mm_objects_len = 0;
   return 1;
 }
 

@@ -212,7 +212,7 @@ static void put_positional(packer *p, size_t elements) {
 Test(events, what_is_no_event_is_malformed_and_the_next_one_is_read) {
   decoding *x = open_decoder(64);
   packer *p = &x->p;
-  put_batch(p, 13);
+  put_batch(p, 14);
   put_nil(p);
   put_uint(p, 7);
   put_text(p, "BlockStored");
@@ -243,12 +243,17 @@ Test(events, what_is_no_event_is_malformed_and_the_next_one_is_read) {
   put_nil(p);
   put_array(p, 0);
   put_bool(p, true);
+  put_map(p, 1);
+  put_text(p, "block_hashes"); /* no tag: nobody knows what the hashes are for */
+  put_array(p, 1);
+  put_uint(p, 5);
   put_removed(p, HASHES(5), NULL, NULL);
   put_nil(p);
   cr_assert_eq(begin(x, p->bytes, p->len), KVRELAY_OK);
-  for (int i = 0; i < 12; i++) {
+  for (int i = 0; i < 13; i++) {
     cr_assert_eq(kvrelay_engine_batch_next(&x->d, &x->ev), 1);
     cr_assert_eq(x->ev.type, KVRELAY_ENGINE_MALFORMED, "event %d", i);
+    cr_assert_eq(x->ev.externals_len + x->ev.tokens_len, 0, "event %d lends nothing", i);
   }
   cr_assert_eq(kvrelay_engine_batch_next(&x->d, &x->ev), 1);
   cr_assert_eq(x->ev.type, KVRELAY_ENGINE_REMOVED);
