@@ -10,6 +10,7 @@
 #include "tokens.h"
 
 #define ANSWERS_MAX 256
+#define ASK_AGAIN (-1) /* beside the exit codes */
 
 typedef struct question {
   session *s;
@@ -42,8 +43,38 @@ static void print_names(const session *s, uint32_t pools) {
   fputc('\n', stderr);
 }
 
+static bool registers(const kvrelay_descriptor *d, kvrelay_text name) {
+  for (size_t i = 0; i < d->registrations_len; i++) {
+    const kvrelay_registration *r = &d->registrations[i];
+    bool same = kvrelay_text_equal(r->canonical_model_id, name);
+    for (size_t j = 0; j < r->aliases_len && !same; j++)
+      same = kvrelay_text_equal(r->aliases[j], name);
+    if (same)
+      return true;
+  }
+  return false;
+}
+
+/* Names the pools that list the model and cannot be used: what they hold is unknown, not nothing.
+ */
+static bool print_unusable(const question *q, uint32_t pools) {
+  bool any = false;
+  for (uint32_t i = 0; i < pools; i++) {
+    kvrelay_pool_view v;
+    char endpoint[512], why[128];
+    if (kvrelay_consumer_pool_get(&q->s->consumer, i, session_now(q->s), &v) != KVRELAY_OK ||
+        v.verdict.class_ == KVRELAY_CLASS_OK || !registers(v.descriptor, q->query.model))
+      continue;
+    fprintf(stderr, "kvrelay: '%s' is served by %s, which cannot be used: %s\n", q->s->o->model,
+            endpoint_name(&v.descriptor->serving_endpoint, endpoint),
+            verdict_text(&v.verdict, why));
+    any = true;
+  }
+  return any;
+}
+
 /*
- * Asks once.  EXIT_FINE: q->answers is filled, maybe with unknown ones; EXIT_UNDECIDED: there is no
+ * Asks once.  EXIT_FINE: q->answers is filled, maybe with unknown ones; ASK_AGAIN: there is no
  * catalog yet; else an exit code after a message.
  */
 static int ask(question *q) {
@@ -51,9 +82,11 @@ static int ask(question *q) {
   uint64_t revision;
   uint32_t pools;
   if (!kvrelay_consumer_catalog(&q->s->consumer, &revision, &pools))
-    return EXIT_UNDECIDED;
+    return ASK_AGAIN;
   ptrdiff_t n = kvrelay_consumer_query(&q->s->consumer, &q->query, q->answers, ANSWERS_MAX,
                                        q->scratch, q->query.tokens_len, session_now(q->s));
+  if (n == KVRELAY_ERR_NOT_FOUND && print_unusable(q, pools))
+    return EXIT_UNDECIDED;
   if (n == KVRELAY_ERR_NOT_FOUND) {
     fprintf(stderr, "kvrelay: no pool serves '%s'%s%s%s\n", o->model,
             o->adapter != NULL ? " with adapter '" : "", o->adapter != NULL ? o->adapter : "",
@@ -189,7 +222,7 @@ static int answer(question *q) {
   int code = EXIT_FINE;
   for (;;) {
     int asked = ask(q);
-    if (asked != EXIT_FINE && asked != EXIT_UNDECIDED)
+    if (asked != EXIT_FINE && asked != ASK_AGAIN)
       return asked;
     if ((asked == EXIT_FINE && settled(q)) || code != EXIT_FINE)
       break;

@@ -57,7 +57,8 @@ static void show(tap *t, const kvrelay_filter_update *u, const char *endpoint) {
       u->payload_len == 0 ? CKF_OK : ckf_cbi1_decode(&format, u->payload, u->payload_len, &frame);
   struct timespec wall;
   clock_gettime(CLOCK_REALTIME, &wall);
-  int64_t age_us = (int64_t)wall.tv_sec * 1000000 + wall.tv_nsec / 1000 - (int64_t)u->send_ts_us;
+  uint64_t wall_us = (uint64_t)wall.tv_sec * 1000000u + (uint64_t)wall.tv_nsec / 1000u;
+  int64_t age_us = (int64_t)(wall_us - u->send_ts_us); /* whatever the peer's clock says */
   if (u->payload_len != 0 && err == CKF_OK && u->kind == KVRELAY_UPDATE_SNAPSHOT_CHUNK)
     snprintf(detail, sizeof detail, "chunk %" PRIu32 " of %" PRIu32, frame.chunk_index + 1,
              frame.chunk_count);
