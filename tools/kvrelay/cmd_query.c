@@ -7,6 +7,7 @@
 
 #include "session.h"
 #include "table.h"
+#include "text.h"
 #include "tokens.h"
 
 #define ANSWERS_MAX 256
@@ -19,11 +20,6 @@ typedef struct question {
   kvrelay_answer answers[ANSWERS_MAX];
   size_t len;
 } question;
-
-static kvrelay_text text_of(const char *s) {
-  kvrelay_text t = {(const uint8_t *)s, s == NULL ? 0 : strlen(s)};
-  return t;
-}
 
 /* All names a person may have meant. */
 static void print_names(const session *s, uint32_t pools) {

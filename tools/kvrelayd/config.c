@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "text.h"
 #include "yaml_doc.h"
 
 #define CONFIG_MAX_WORKERS 65536
@@ -186,11 +187,6 @@ static const char *place(char out[PATH_CAP], const char *format, ...) {
   vsnprintf(out, PATH_CAP, format, args);
   va_end(args);
   return out;
-}
-
-static kvrelay_text text_of(const char *s) {
-  kvrelay_text t = {(const uint8_t *)s, s == NULL ? 0 : strlen(s)};
-  return t;
 }
 
 static void check_text(yaml_doc *doc, const char *path, const char *s) {

@@ -5,10 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static kvrelay_text text_of(const char *s) {
-  kvrelay_text t = {(const uint8_t *)s, s == NULL ? 0 : strlen(s)};
-  return t;
-}
+#include "text.h"
 
 static int text_order(const void *a, const void *b) {
   const kvrelay_text *x = a, *y = b;
