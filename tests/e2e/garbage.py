@@ -4,6 +4,7 @@
 
 import os
 import random
+import resource
 import socket
 import subprocess
 import sys
@@ -125,6 +126,16 @@ def configuration():
         check("a missing file ends with 69", done.returncode == 69 and "cannot be read" in done.stderr, done)
         done = subprocess.run([os.path.join(BIN, "kvrelayd"), "--no-such-flag"], capture_output=True, text=True, timeout=30, check=False)
         check("a bad flag ends with 64", done.returncode == 64, done)
+        for files in (6, 7, 8):  # each is too few for another step of the start
+            done = subprocess.run(
+                [os.path.join(BIN, "kvrelayd"), "--config", path],
+                capture_output=True,
+                text=True,
+                timeout=30,
+                check=False,
+                preexec_fn=lambda n=files: resource.setrlimit(resource.RLIMIT_NOFILE, (n, n)),
+            )
+            check(f"no more than {files} files: an end with a reason", done.returncode in (69, 71) and "Too many open files" in done.stderr, done)
 
 
 def main():

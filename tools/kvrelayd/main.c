@@ -198,6 +198,8 @@ static int serve_config(const char *path, const char *bind) {
     log_event(LOG_INFO, "ready", "dc=%s pools=%u", c->relay.dc, d.serve.pools_count);
     code = run(&d);
     log_event(LOG_INFO, "stopped", "code=%d", code);
+  } else if (code == 71) {
+    log_event(LOG_ERROR, "not_started", "system=\"%s\"", strerror(errno));
   }
   if (d.grpc != NULL)
     d.grpc->close(d.grpc);
