@@ -44,6 +44,7 @@
  * cbi1
  * assembly
  * replica
+ * table
  * lane
  * search
  */
@@ -108,19 +109,24 @@
 #define CKF_UNUSED_
 #endif
 
-/* What readers and the writer of a lane need: define all four before including, or none. The
- * fallback is for one thread. */
+/* What readers and writers of a table need: define all six before including, or none. The two that
+ * change bits return the value before. The fallback is for one thread. */
 #ifndef CKF_LOAD_ACQUIRE
 #if defined(__GCC_ATOMIC_LLONG_LOCK_FREE) && __GCC_ATOMIC_LLONG_LOCK_FREE == 2
 #define CKF_LOAD_ACQUIRE(P) __atomic_load_n((P), __ATOMIC_ACQUIRE)
 #define CKF_STORE_RELEASE(P, V) __atomic_store_n((P), (V), __ATOMIC_RELEASE)
 #define CKF_LOAD_RELAXED(P) __atomic_load_n((P), __ATOMIC_RELAXED)
 #define CKF_STORE_RELAXED(P, V) __atomic_store_n((P), (V), __ATOMIC_RELAXED)
+#define CKF_FETCH_OR(P, V) __atomic_fetch_or((P), (V), __ATOMIC_ACQ_REL)
+#define CKF_FETCH_AND(P, V) __atomic_fetch_and((P), (V), __ATOMIC_ACQ_REL)
 #else
 #define CKF_LOAD_ACQUIRE(P) (*(P))
 #define CKF_STORE_RELEASE(P, V) ((void)(*(P) = (V)))
 #define CKF_LOAD_RELAXED(P) (*(P))
 #define CKF_STORE_RELAXED(P, V) ((void)(*(P) = (V)))
+#define CKF_FETCH_OR(P, V) ckf_fetch_or_plain_((P), (V))
+#define CKF_FETCH_AND(P, V) ckf_fetch_and_plain_((P), (V))
+#define CKF_PLAIN_BITS_
 #endif
 #endif
 
@@ -342,12 +348,18 @@ typedef struct ckf_replica {
   bool live_;
 } ckf_replica;
 
-/** A pool: cache-semantics and routing-scope digest with their sources, and the data centre. */
-typedef struct ckf_pool {
+/** What one cache means, whatever data centre holds it: two digests with their sources (explicit or
+ * default-derived, compared as numbers). */
+typedef struct ckf_indexer_domain {
   uint8_t semantics_digest[16];
   uint8_t routing_digest[16];
-  uint8_t semantics_source; /* explicit or default-derived, compared as a number */
+  uint8_t semantics_source;
   uint8_t routing_source;
+} ckf_indexer_domain;
+
+/** A pool: an indexer domain in one data centre. */
+typedef struct ckf_pool {
+  ckf_indexer_domain domain;
   uint64_t dc_id;
 } ckf_pool;
 
@@ -436,21 +448,50 @@ typedef struct ckf_lane_outcome {
   uint64_t a, b;
 } ckf_lane_outcome;
 
-/** One lane of a consumer; private fields, size may change. */
+/** Which pool each lane of one consumer holds; never changes once a table is built of it. */
+typedef struct ckf_manifest {
+  uint64_t consumer_instance;
+  ckf_indexer_domain domain; /* all pools share it */
+  ckf_format format;         /* and this */
+  uint32_t configured;       /* bit L: lane L is in use and holds pools[L] */
+  ckf_pool pools[CKF_LANES];
+} ckf_manifest;
+
+/** The words of up to 16 filters of one format, one column per lane, and which of them are ready.
+ * One writer per lane, any number of readers; private fields, size may change. */
+typedef struct ckf_table {
+  uint64_t *words_; /* row after row; row = bucket */
+  uint64_t *seen_;  /* one bit per bucket and column, all zero between calls of a lane */
+  ckf_manifest manifest_;
+  uint32_t column_shift_; /* log2 of the words of a row */
+  uint32_t ready_;        /* bit L; with the words all that readers load */
+  uint32_t claimed_;
+} ckf_table;
+
+/** One lane of a table and its only writer; private fields, size may change. */
 typedef struct ckf_lane {
-  uint64_t *words_;
-  uint64_t *seen_; /* one bit per bucket, all zero between calls */
+  ckf_table *table_;
+  uint64_t *seen_;
   ckf_identity identity_;
   ckf_lease lease_;
-  ckf_pool pool_;
-  ckf_format format_;
-  uint64_t consumer_instance_;
   uint64_t last_epoch_;
   uint64_t installed_;
-  uint32_t ready_; /* the only field readers load */
-  uint8_t physical_lane_;
-  bool assigned_, epoch_known_;
+  uint32_t number_;
+  bool ready_, assigned_, epoch_known_;
 } ckf_lane;
+
+/** A prompt that is hashed as far as some search has looked; private fields, size may change. */
+typedef struct ckf_query {
+  const uint64_t *locals_; /* local block hashes, NULL when all keys are there */
+  uint64_t *keys_;         /* sequence hashes, `known_` of them */
+  uint32_t len_, known_;
+} ckf_query;
+
+/** The answers of all lanes of a table. */
+typedef struct ckf_matches {
+  uint32_t lanes;             /* bit L: lane L was ready, and depths[L] is its answer */
+  uint32_t depths[CKF_LANES]; /* leading blocks that the lane holds; 0 where it was not ready */
+} ckf_matches;
 
 /** Row of answers for one position: bit L is set when lane L may hold the block there. */
 typedef uint32_t (*ckf_row_fn)(void *user, size_t position);
@@ -508,6 +549,15 @@ enum ckf_err {
   CKF_ERR_WRONG_OWNER = -262,
   CKF_ERR_WRONG_FORMAT = -263,
   CKF_ERR_STALE_EPOCH = -264,
+  /* table */
+  CKF_ERR_MIXED_DOMAIN = -280,
+  CKF_ERR_DUPLICATE_POOL = -281,
+  CKF_ERR_DUPLICATE_DC = -282,
+  CKF_ERR_NO_LANES = -283,
+  CKF_ERR_INVALID_LANE = -284,
+  CKF_ERR_UNCONFIGURED_LANE = -285,
+  CKF_ERR_LANE_CLAIMED = -286,
+  CKF_ERR_UNAVAILABLE = -287, /* no lane is ready: nothing is known, which is not depth 0 */
   /* publisher */
   CKF_ERR_FENCED = -270,            /* the batch is lost; a snapshot lifts the fence */
   CKF_ERR_ENQUEUE = -271,           /* the sink refused: fenced from now on */
@@ -790,32 +840,79 @@ CKF_API const ckf_format *ckf_replica_format(const ckf_replica *r);
 /** The words; NULL while not live. */
 CKF_API const uint64_t *ckf_replica_words(const ckf_replica *r);
 
+/* ==== table ==== */
+/*
+ * A consumer's filters side by side: a query looks at one row for all data centres. Memory is 8
+ * bytes per bucket and column, the columns being the smallest power of two that reaches the highest
+ * configured lane, so a consumer with one pool uses lane 0 and pays for one column.
+ *
+ * Threads: claims and lanes may be used from several threads at once, one thread per lane at a
+ * time. Readers only take `const ckf_table *`; they never wait and never retry. A reader sees a
+ * lane as ready only with all words of its snapshot; a delta is seen bucket by bucket. A query that
+ * captured a lane before its retirement may finish on what is written there next.
+ */
+
+/** Checks lanes 0 .. 15 in order: CKF_ERR_MIXED_DOMAIN, CKF_ERR_DUPLICATE_POOL,
+ * CKF_ERR_DUPLICATE_DC (`*lane`, may be NULL, names the lane), then CKF_ERR_NO_LANES, and
+ * CKF_ERR_FORMAT_BUCKET_COUNT. Bits above lane 15: CKF_ERR_INVALID_LANE. */
+CKF_API CKF_MUST_USE int ckf_manifest_check(const ckf_manifest *manifest, uint32_t *lane);
+/** Bytes a table needs at any alignment, 0 for a manifest that does not pass its check. */
+CKF_API size_t ckf_table_mem_size(const ckf_manifest *manifest);
+/** Builds a table without claims in `mem`, which is lent for its life. `verification_window` is
+ * checked (1 .. 8, else CKF_ERR_WINDOW) and not needed. Errors of ckf_manifest_check;
+ * CKF_ERR_NOSPACE: `len` is too small. Words in huge pages make queries of large tables faster. */
+CKF_API CKF_MUST_USE int ckf_table_init_abi(ckf_table *table, size_t table_size,
+                                            const ckf_manifest *manifest,
+                                            uint32_t verification_window, void *mem, size_t len);
+#define ckf_table_init(TABLE, MANIFEST, WINDOW, MEM, LEN)                                          \
+  ckf_table_init_abi((TABLE), sizeof(ckf_table), (MANIFEST), (WINDOW), (MEM), (LEN))
+CKF_API const ckf_manifest *ckf_table_manifest(const ckf_table *table);
+/** Lanes that are ready, one acquire load. */
+CKF_API uint32_t ckf_table_ready(const ckf_table *table);
+/** One bucket of a lane (tests, tools). */
+CKF_API uint64_t ckf_table_word(const ckf_table *table, uint32_t lane, uint32_t bucket);
+/** Takes readiness from the lanes of a mask, from any thread and before their writer knows: their
+ * next use needs a new assignment. */
+CKF_API void ckf_table_withdraw(ckf_table *table, uint32_t lanes);
+
 /* ==== lane ==== */
 
-/** Sets up an unassigned lane over `words` (format->bucket_count) and `seen` (ceil(bucket_count /
- * 64), zeroed here). */
-CKF_API CKF_MUST_USE int ckf_lane_init_abi(ckf_lane *lane, size_t lane_size, const ckf_pool *pool,
-                                           const ckf_format *format, uint64_t consumer_instance,
-                                           uint8_t physical_lane, uint64_t *words, uint64_t *seen);
-#define ckf_lane_init(LANE, POOL, FORMAT, CONSUMER, PHYSICAL, WORDS, SEEN)                         \
-  ckf_lane_init_abi((LANE), sizeof(ckf_lane), (POOL), (FORMAT), (CONSUMER), (PHYSICAL), (WORDS),   \
-                    (SEEN))
+/** Makes `lane` the writer of lane `number`: CKF_ERR_INVALID_LANE (16 or more),
+ * CKF_ERR_UNCONFIGURED_LANE, CKF_ERR_LANE_CLAIMED. The lane has no assignment and is not ready. */
+CKF_API CKF_MUST_USE int ckf_lane_claim_abi(ckf_lane *lane, size_t lane_size, ckf_table *table,
+                                            uint32_t number);
+#define ckf_lane_claim(LANE, TABLE, NUMBER)                                                        \
+  ckf_lane_claim_abi((LANE), sizeof(ckf_lane), (TABLE), (NUMBER))
+/** Gives the lane up: readiness goes first, then the claim. The object is then unused. */
+CKF_API void ckf_lane_release(ckf_lane *lane);
 /** Takes a new lease: CKF_OK, not ready until a snapshot comes; CKF_ERR_WRONG_CONSUMER,
  * CKF_ERR_WRONG_LANE, CKF_ERR_WRONG_OWNER, CKF_ERR_WRONG_FORMAT, CKF_ERR_STALE_EPOCH: unchanged,
  * even ready. */
 CKF_API CKF_MUST_USE int ckf_lane_assign(ckf_lane *lane, const ckf_identity *identity,
                                          const ckf_lease *lease);
+/** The error ckf_lane_assign would return; changes nothing. */
+CKF_API CKF_MUST_USE int ckf_lane_assignable(const ckf_lane *lane, const ckf_identity *identity,
+                                             const ckf_lease *lease);
 CKF_API void ckf_lane_retire(ckf_lane *lane);
+/** Writes a whole snapshot and makes the lane ready. */
 CKF_API ckf_lane_outcome ckf_lane_install(ckf_lane *lane, const ckf_identity *identity,
                                           const ckf_lease *lease, uint64_t sequence,
                                           const uint64_t *words, size_t word_count);
+/** The first half of ckf_lane_install: everything but readiness. CKF_LANE_SNAPSHOT_INSTALLED says
+ * that ckf_lane_activate may follow, at a moment the caller has chosen. */
+CKF_API ckf_lane_outcome ckf_lane_stage(ckf_lane *lane, const ckf_identity *identity,
+                                        const ckf_lease *lease, uint64_t sequence,
+                                        const uint64_t *words, size_t word_count);
+/** The second half; only right after a staged snapshot. */
+CKF_API void ckf_lane_activate(ckf_lane *lane);
+/** Applies the next delta; every check precedes the first write. */
 CKF_API ckf_lane_outcome ckf_lane_apply_delta(ckf_lane *lane, const ckf_identity *identity,
                                               const ckf_lease *lease, uint64_t base,
                                               uint64_t sequence, const ckf_image *images, size_t n);
 /** Is everything up to `expected_sequence` here? */
 CKF_API ckf_lane_outcome ckf_lane_drain(ckf_lane *lane, const ckf_lease *lease,
                                         uint64_t expected_sequence);
-/** Acquire load of readiness; callable from reader threads, as are the words while ready. */
+/** What the writer believes; ckf_table_ready is what readers see. */
 CKF_API bool ckf_lane_ready(const ckf_lane *lane);
 CKF_API uint64_t ckf_lane_installed(const ckf_lane *lane);
 /** The protocol's names of an outcome, a fault and an action. */
@@ -824,15 +921,32 @@ CKF_API const char *ckf_lane_fault_name(enum ckf_lane_fault fault);
 CKF_API const char *ckf_lane_action_name(enum ckf_lane_action action);
 
 /* ==== search ==== */
+/*
+ * Every search answers with the number of leading blocks that a filter seems to hold, 0 .. len, at
+ * most 2^32 - 1: exact where hits are contiguous, never below a linear scan, at most 2 * len + 16
+ * probes per lane. While a writer is at work the answer is approximate.
+ */
 
-/** Number of leading blocks of a prompt (canonicals in chain order) that the filter seems to hold,
- * 0 .. len, at most 2^32 - 1. Exact where hits are contiguous, never below a linear scan, at most 2
- * * len + 16 probes. `words` may be written by one other thread meanwhile; the answer is then
- * approximate. */
+/** Starts a query over a prompt of `len` blocks. `keys` has room for `len` sequence hashes, of
+ * which the first `known` are there already, from an earlier turn of a conversation or from
+ * elsewhere; the rest is hashed from `locals` (NULL when known is len) when a search wants it. Both
+ * are lent until the query is done with. */
+CKF_API void ckf_query_init(ckf_query *query, const uint64_t *locals, size_t len, uint64_t *keys,
+                            size_t known);
+/** How many sequence hashes are there now. */
+CKF_API size_t ckf_query_known(const ckf_query *query);
+/** Asks all lanes that are ready. CKF_ERR_UNAVAILABLE: none is, `out` is empty; that is no depth of
+ * 0. One query may go through several tables, one after the other. */
+CKF_API int ckf_table_find(const ckf_table *table, ckf_query *query, ckf_matches *out);
+/** The same for lanes captured earlier (bits of configured lanes count), ready or not by now. */
+CKF_API void ckf_table_find_captured(const ckf_table *table, uint32_t lanes, ckf_query *query,
+                                     ckf_matches *out);
+/** The same over the words of one filter and given sequence hashes. `words` may be written by one
+ * other thread meanwhile. */
 CKF_API uint32_t ckf_search(const ckf_format *format, const uint64_t *words,
                             const uint64_t *sequence_hashes, size_t len);
-/** The same search over a callback, for each lane of `lanes` (bits 0 .. 15) on its own; depths of
- * other lanes are not written. */
+/** The same search over a callback, for the lanes of a mask (bits 0 .. 15); depths of other lanes
+ * are not written. */
 CKF_API void ckf_search_rows(ckf_row_fn row, void *user, size_t len, uint32_t lanes,
                              uint32_t depths[CKF_LANES]);
 
@@ -1178,11 +1292,37 @@ CKF_XXH3_FN uint64_t ckf_xxh3_64(const void *data, size_t len, uint64_t seed) {
 /* clang-format on */
 /* ---- xxh3 end ---- */
 
+/* CKF_PORTABLE leaves the vector kernels out. So do the thread sanitizer, which cannot see through
+ * them, and freestanding builds, whose vector headers may want a C library. */
+#if defined(CKF_PORTABLE) || defined(__SANITIZE_THREAD__) || __STDC_HOSTED__ == 0
+#define CKF_KERNEL_PORTABLE_
+#elif defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+#define CKF_KERNEL_PORTABLE_
+#endif
+#endif
+#ifndef CKF_KERNEL_PORTABLE_
+#if defined(__AVX2__)
+#define CKF_KERNEL_AVX2_
+#include <immintrin.h>
+#elif defined(__SSE2__)
+#define CKF_KERNEL_SSE2_
+#include <emmintrin.h>
+#elif defined(__aarch64__) && defined(__ARM_NEON)
+#define CKF_KERNEL_NEON_
+#include <arm_neon.h>
+#endif
+#endif
+
 #if defined(__GNUC__)
 #define CKF_PREFETCH_(P) __builtin_prefetch(P)
+#define CKF_PREFETCH_WRITE_(P) __builtin_prefetch((P), 1)
+#define CKF_INLINE_ inline __attribute__((always_inline))
 #define CKF_UNLIKELY_(X) __builtin_expect(!!(X), 0)
 #else
 #define CKF_PREFETCH_(P) ((void)(P))
+#define CKF_PREFETCH_WRITE_(P) ((void)(P))
+#define CKF_INLINE_ inline
 #define CKF_UNLIKELY_(X) (X)
 #endif
 
@@ -1190,6 +1330,20 @@ CKF_XXH3_FN uint64_t ckf_xxh3_64(const void *data, size_t len, uint64_t seed) {
 #define CKF_BATCH_ 16u /* keys that are prefetched together */
 #define CKF_ONES_ UINT64_C(0x0001000100010001)
 #define CKF_TOPS_ UINT64_C(0x8000800080008000)
+
+#ifdef CKF_PLAIN_BITS_
+static inline uint32_t ckf_fetch_or_plain_(uint32_t *p, uint32_t bits) {
+  const uint32_t before = *p;
+  *p |= bits;
+  return before;
+}
+
+static inline uint32_t ckf_fetch_and_plain_(uint32_t *p, uint32_t bits) {
+  const uint32_t before = *p;
+  *p &= bits;
+  return before;
+}
+#endif
 
 /* ==== errors (impl) ==== */
 
@@ -1244,6 +1398,14 @@ static const ckf_error_row_ ckf_error_rows_[] = {
     {CKF_ERR_WRONG_OWNER, "WrongLaneOwner", "pool is not the one of this lane"},
     {CKF_ERR_WRONG_FORMAT, "WrongFormat", "format is not the one of this consumer"},
     {CKF_ERR_STALE_EPOCH, "StaleAssignmentEpoch", "assignment epoch was accepted before"},
+    {CKF_ERR_MIXED_DOMAIN, "MixedIndexerDomain", "pool of a lane is of another indexer domain"},
+    {CKF_ERR_DUPLICATE_POOL, "DuplicatePool", "two lanes hold one pool"},
+    {CKF_ERR_DUPLICATE_DC, "DuplicateDcLane", "two lanes hold one data centre"},
+    {CKF_ERR_NO_LANES, "NoConfiguredLanes", "no lane is configured"},
+    {CKF_ERR_INVALID_LANE, "InvalidLane", "lane is not in 0 .. 15"},
+    {CKF_ERR_UNCONFIGURED_LANE, "UnconfiguredLane", "lane is not in use"},
+    {CKF_ERR_LANE_CLAIMED, "LaneAlreadyClaimed", "lane has a writer already"},
+    {CKF_ERR_UNAVAILABLE, "Unavailable", "no lane is ready"},
     {CKF_ERR_FENCED, "Fenced", "nothing is sent before the next snapshot"},
     {CKF_ERR_ENQUEUE, "Enqueue", "the sink refused a delta"},
     {CKF_ERR_SEQUENCE_EXHAUSTED, "SequenceExhausted", "no sequence number is left"},
@@ -3723,13 +3885,16 @@ const uint64_t *ckf_replica_words(const ckf_replica *r) {
   return r->live_ ? r->assembly_.words_ : NULL;
 }
 
-/* ==== lane (impl) ==== */
+/* ==== table (impl) ==== */
 
-static bool ckf_pool_equal_(const ckf_pool *x, const ckf_pool *y) {
+static bool ckf_domain_equal_(const ckf_indexer_domain *x, const ckf_indexer_domain *y) {
   return CKF_MEMCMP(x->semantics_digest, y->semantics_digest, 16) == 0 &&
          CKF_MEMCMP(x->routing_digest, y->routing_digest, 16) == 0 &&
-         x->semantics_source == y->semantics_source && x->routing_source == y->routing_source &&
-         x->dc_id == y->dc_id;
+         x->semantics_source == y->semantics_source && x->routing_source == y->routing_source;
+}
+
+static bool ckf_pool_equal_(const ckf_pool *x, const ckf_pool *y) {
+  return ckf_domain_equal_(&x->domain, &y->domain) && x->dc_id == y->dc_id;
 }
 
 static bool ckf_format_equal_(const ckf_format *x, const ckf_format *y) {
@@ -3742,46 +3907,176 @@ static bool ckf_identity_equal_(const ckf_identity *x, const ckf_identity *y) {
          x->layout_generation == y->layout_generation && ckf_format_equal_(&x->format, &y->format);
 }
 
-int ckf_lane_init_abi(ckf_lane *lane, size_t lane_size, const ckf_pool *pool,
-                      const ckf_format *format, uint64_t consumer_instance, uint8_t physical_lane,
-                      uint64_t *words, uint64_t *seen) {
-  if (lane_size != sizeof *lane) {
-    return CKF_ERR_ABI;
+static int ckf_manifest_check_lane_(const ckf_manifest *m, uint32_t number) {
+  const ckf_pool *const pool = &m->pools[number];
+  uint32_t i;
+  if (!ckf_domain_equal_(&pool->domain, &m->domain)) {
+    return CKF_ERR_MIXED_DOMAIN;
   }
-  if (!words || !seen || physical_lane >= CKF_LANES) {
-    return CKF_ERR_ARG;
+  for (i = 0; i < number; i++) {
+    if ((m->configured >> i & 1) && ckf_pool_equal_(&m->pools[i], pool)) {
+      return CKF_ERR_DUPLICATE_POOL;
+    }
   }
-  if (ckf_format_check(format) != CKF_OK) {
-    return CKF_ERR_FORMAT_BUCKET_COUNT;
+  for (i = 0; i < number; i++) { /* unreachable while a pool is domain and data centre */
+    if ((m->configured >> i & 1) && m->pools[i].dc_id == pool->dc_id) {
+      return CKF_ERR_DUPLICATE_DC;
+    }
   }
-  CKF_MEMSET(lane, 0, sizeof *lane);
-  CKF_MEMSET(seen, 0, (size_t)((format->bucket_count + 63) / 64 * 8));
-  lane->words_ = words;
-  lane->seen_ = seen;
-  lane->pool_ = *pool;
-  lane->format_ = *format;
-  lane->consumer_instance_ = consumer_instance;
-  lane->physical_lane_ = physical_lane;
   return CKF_OK;
 }
 
-int ckf_lane_assign(ckf_lane *lane, const ckf_identity *identity, const ckf_lease *lease) {
-  if (lease->consumer_instance != lane->consumer_instance_) {
+int ckf_manifest_check(const ckf_manifest *manifest, uint32_t *lane) {
+  uint32_t i;
+  if (manifest->configured >> CKF_LANES) {
+    return CKF_ERR_INVALID_LANE;
+  }
+  for (i = 0; i < CKF_LANES; i++) {
+    const int rc = manifest->configured >> i & 1 ? ckf_manifest_check_lane_(manifest, i) : CKF_OK;
+    if (rc != CKF_OK) {
+      if (lane) {
+        *lane = i;
+      }
+      return rc;
+    }
+  }
+  return manifest->configured == 0 ? CKF_ERR_NO_LANES : ckf_format_check(&manifest->format);
+}
+
+/* log2 of the columns: the highest configured lane must have one. */
+static uint32_t ckf_column_shift_(uint32_t configured) {
+  uint32_t shift = 0;
+  while (configured >> (1u << shift)) {
+    shift++;
+  }
+  return shift;
+}
+
+#define CKF_ROW_ALIGN_ 128u /* a row of 16 columns: two cache lines, not three */
+
+static size_t ckf_seen_words_(const ckf_format *format) {
+  return (size_t)((format->bucket_count + 63) / 64);
+}
+
+size_t ckf_table_mem_size(const ckf_manifest *manifest) {
+  const uint64_t columns = UINT64_C(1) << ckf_column_shift_(manifest->configured);
+  uint64_t bytes;
+  if (ckf_manifest_check(manifest, NULL) != CKF_OK) {
+    return 0;
+  }
+  bytes = columns * 8 * (manifest->format.bucket_count + ckf_seen_words_(&manifest->format)) +
+          CKF_ROW_ALIGN_ - 1;
+  return bytes <= PTRDIFF_MAX ? (size_t)bytes : 0;
+}
+
+int ckf_table_init_abi(ckf_table *table, size_t table_size, const ckf_manifest *manifest,
+                       uint32_t verification_window, void *mem, size_t len) {
+  const size_t need = ckf_table_mem_size(manifest);
+  const int rc = ckf_manifest_check(manifest, NULL);
+  size_t words;
+  if (table_size != sizeof *table) {
+    return CKF_ERR_ABI;
+  }
+  if (rc != CKF_OK) {
+    return rc;
+  }
+  if (verification_window == 0 || verification_window > CKF_MAX_WINDOW) {
+    return CKF_ERR_WINDOW;
+  }
+  if (need == 0) {
+    return CKF_ERR_CAPACITY_OVERFLOW;
+  }
+  if (!mem || len < need) {
+    return CKF_ERR_NOSPACE;
+  }
+  CKF_MEMSET(table, 0, sizeof *table);
+  table->manifest_ = *manifest;
+  table->column_shift_ = ckf_column_shift_(manifest->configured);
+  table->words_ =
+      (uint64_t *)(void *)((uint8_t *)mem +
+                           (CKF_ROW_ALIGN_ - (uintptr_t)mem % CKF_ROW_ALIGN_) % CKF_ROW_ALIGN_);
+  words = (size_t)manifest->format.bucket_count << table->column_shift_;
+  table->seen_ = table->words_ + words;
+  CKF_MEMSET(table->words_, 0,
+             (words + (ckf_seen_words_(&manifest->format) << table->column_shift_)) * 8);
+  return CKF_OK;
+}
+
+const ckf_manifest *ckf_table_manifest(const ckf_table *table) { return &table->manifest_; }
+
+uint32_t ckf_table_ready(const ckf_table *table) { return CKF_LOAD_ACQUIRE(&table->ready_); }
+
+static inline uint64_t *ckf_table_at_(const ckf_table *table, uint32_t lane, uint32_t bucket) {
+  return &table->words_[((size_t)bucket << table->column_shift_) + lane];
+}
+
+uint64_t ckf_table_word(const ckf_table *table, uint32_t lane, uint32_t bucket) {
+  return CKF_LOAD_RELAXED(ckf_table_at_(table, lane, bucket));
+}
+
+void ckf_table_withdraw(ckf_table *table, uint32_t lanes) {
+  (void)CKF_FETCH_AND(&table->ready_, ~lanes);
+}
+
+/* ==== lane (impl) ==== */
+
+int ckf_lane_claim_abi(ckf_lane *lane, size_t lane_size, ckf_table *table, uint32_t number) {
+  if (lane_size != sizeof *lane) {
+    return CKF_ERR_ABI;
+  }
+  if (number >= CKF_LANES) {
+    return CKF_ERR_INVALID_LANE;
+  }
+  if (!(table->manifest_.configured >> number & 1)) {
+    return CKF_ERR_UNCONFIGURED_LANE;
+  }
+  if (CKF_FETCH_OR(&table->claimed_, UINT32_C(1) << number) >> number & 1) {
+    return CKF_ERR_LANE_CLAIMED;
+  }
+  CKF_MEMSET(lane, 0, sizeof *lane);
+  lane->table_ = table;
+  lane->seen_ = table->seen_ + ckf_seen_words_(&table->manifest_.format) * number;
+  lane->number_ = number;
+  return CKF_OK;
+}
+
+/* Readers stop coming before anything of the lane changes. */
+static void ckf_lane_withdraw_(ckf_lane *lane) {
+  lane->ready_ = false;
+  ckf_table_withdraw(lane->table_, UINT32_C(1) << lane->number_);
+}
+
+void ckf_lane_release(ckf_lane *lane) {
+  ckf_lane_withdraw_(lane);
+  (void)CKF_FETCH_AND(&lane->table_->claimed_, ~(UINT32_C(1) << lane->number_));
+  lane->table_ = NULL;
+}
+
+int ckf_lane_assignable(const ckf_lane *lane, const ckf_identity *identity,
+                        const ckf_lease *lease) {
+  const ckf_manifest *const m = &lane->table_->manifest_;
+  if (lease->consumer_instance != m->consumer_instance) {
     return CKF_ERR_WRONG_CONSUMER;
   }
-  if (lease->physical_lane != lane->physical_lane_) {
+  if (lease->physical_lane != lane->number_) {
     return CKF_ERR_WRONG_LANE;
   }
-  if (!ckf_pool_equal_(&identity->pool, &lane->pool_)) {
+  if (!ckf_pool_equal_(&identity->pool, &m->pools[lane->number_])) {
     return CKF_ERR_WRONG_OWNER;
   }
-  if (!ckf_format_equal_(&identity->format, &lane->format_)) {
+  if (!ckf_format_equal_(&identity->format, &m->format)) {
     return CKF_ERR_WRONG_FORMAT;
   }
-  if (lane->epoch_known_ && lease->assignment_epoch <= lane->last_epoch_) {
-    return CKF_ERR_STALE_EPOCH;
+  return lane->epoch_known_ && lease->assignment_epoch <= lane->last_epoch_ ? CKF_ERR_STALE_EPOCH
+                                                                            : CKF_OK;
+}
+
+int ckf_lane_assign(ckf_lane *lane, const ckf_identity *identity, const ckf_lease *lease) {
+  const int rc = ckf_lane_assignable(lane, identity, lease);
+  if (rc != CKF_OK) {
+    return rc;
   }
-  CKF_STORE_RELEASE(&lane->ready_, 0);
+  ckf_lane_withdraw_(lane);
   lane->identity_ = *identity;
   lane->lease_ = *lease;
   lane->assigned_ = true;
@@ -3792,7 +4087,7 @@ int ckf_lane_assign(ckf_lane *lane, const ckf_identity *identity, const ckf_leas
 }
 
 void ckf_lane_retire(ckf_lane *lane) {
-  CKF_STORE_RELEASE(&lane->ready_, 0);
+  ckf_lane_withdraw_(lane);
   lane->assigned_ = false;
   lane->installed_ = 0;
 }
@@ -3813,7 +4108,7 @@ static ckf_lane_outcome ckf_lane_fail_(ckf_lane *lane, enum ckf_lane_fault fault
   ckf_lane_outcome out = ckf_lane_report_(CKF_LANE_DEACTIVATED, a, b);
   out.fault = fault;
   out.action = CKF_ACTION_DEACTIVATE_AND_SNAPSHOT;
-  CKF_STORE_RELEASE(&lane->ready_, 0);
+  ckf_lane_withdraw_(lane);
   return out;
 }
 
@@ -3823,12 +4118,29 @@ static bool ckf_lane_holds_(const ckf_lane *lane, const ckf_lease *lease) {
          lease->assignment_epoch == lane->lease_.assignment_epoch;
 }
 
-ckf_lane_outcome ckf_lane_install(ckf_lane *lane, const ckf_identity *identity,
-                                  const ckf_lease *lease, uint64_t sequence, const uint64_t *words,
-                                  size_t word_count) {
-  const bool ready = lane->ready_ != 0;
-  ckf_lane_outcome out;
+#define CKF_AHEAD_ 24u /* rows whose cache lines are on their way while one is written */
+
+/* One column, a row apart from word to word. Without asking ahead, each store would wait for its
+ * cache line. */
+static void ckf_lane_fill_(const ckf_lane *lane, const uint64_t *words) {
+  const size_t n = (size_t)lane->table_->manifest_.format.bucket_count;
+  const uint32_t shift = lane->table_->column_shift_;
+  uint64_t *const column = lane->table_->words_ + lane->number_;
   size_t i;
+  for (i = 0; i < n; i++) {
+    if (i + CKF_AHEAD_ < n) {
+      CKF_PREFETCH_WRITE_(&column[(i + CKF_AHEAD_) << shift]);
+    }
+    CKF_STORE_RELAXED(&column[i << shift], words[i]);
+  }
+}
+
+ckf_lane_outcome ckf_lane_stage(ckf_lane *lane, const ckf_identity *identity,
+                                const ckf_lease *lease, uint64_t sequence, const uint64_t *words,
+                                size_t word_count) {
+  const uint64_t buckets = lane->table_->manifest_.format.bucket_count;
+  const bool ready = lane->ready_;
+  ckf_lane_outcome out;
   if (!ckf_lane_holds_(lane, lease)) {
     return ckf_lane_report_(CKF_LANE_IGNORED_FOREIGN_LEASE, 0, 0);
   }
@@ -3840,21 +4152,32 @@ ckf_lane_outcome ckf_lane_install(ckf_lane *lane, const ckf_identity *identity,
   if (ready && sequence <= lane->installed_) {
     return ckf_lane_report_(CKF_LANE_IGNORED_STALE, lane->installed_, 0);
   }
-  if (word_count != lane->format_.bucket_count) {
-    out = ckf_lane_fail_(lane, CKF_FAULT_SNAPSHOT_BUCKET_COUNT, lane->format_.bucket_count,
-                         word_count);
+  if (word_count != buckets) {
+    out = ckf_lane_fail_(lane, CKF_FAULT_SNAPSHOT_BUCKET_COUNT, buckets, word_count);
     out.action = ready ? out.action : CKF_ACTION_RETRY_SNAPSHOT;
     return out;
   }
   if (ready) {
     return ckf_lane_fail_(lane, CKF_FAULT_SNAPSHOT_WHILE_READY, lane->installed_, sequence);
   }
-  for (i = 0; i < word_count; i++) {
-    CKF_STORE_RELAXED(&lane->words_[i], words[i]);
-  }
+  ckf_lane_fill_(lane, words);
   lane->installed_ = sequence;
-  CKF_STORE_RELEASE(&lane->ready_, 1);
   return ckf_lane_report_(CKF_LANE_SNAPSHOT_INSTALLED, sequence, 0);
+}
+
+void ckf_lane_activate(ckf_lane *lane) {
+  lane->ready_ = true;
+  (void)CKF_FETCH_OR(&lane->table_->ready_, UINT32_C(1) << lane->number_);
+}
+
+ckf_lane_outcome ckf_lane_install(ckf_lane *lane, const ckf_identity *identity,
+                                  const ckf_lease *lease, uint64_t sequence, const uint64_t *words,
+                                  size_t word_count) {
+  const ckf_lane_outcome out = ckf_lane_stage(lane, identity, lease, sequence, words, word_count);
+  if (out.result == CKF_LANE_SNAPSHOT_INSTALLED) {
+    ckf_lane_activate(lane);
+  }
+  return out;
 }
 
 /* Every image names a bucket of its own, below the bucket count. */
@@ -3862,10 +4185,11 @@ static ckf_lane_outcome ckf_lane_check_images_(ckf_lane *lane, const ckf_image *
   ckf_lane_outcome out = ckf_lane_report_(CKF_LANE_DELTA_APPLIED, 0, n);
   size_t i, checked;
   for (checked = 0; checked < n; checked++) {
-    if (images[checked].bucket >= lane->format_.bucket_count) {
+    if (images[checked].bucket >= lane->table_->manifest_.format.bucket_count) {
       out = ckf_lane_fail_(lane, CKF_FAULT_IMAGE_INDEX, images[checked].bucket, 0);
       break;
     }
+    CKF_PREFETCH_WRITE_(ckf_table_at_(lane->table_, lane->number_, images[checked].bucket));
     if (!ckf_seen_add_(lane->seen_, images[checked].bucket)) {
       out = ckf_lane_fail_(lane, CKF_FAULT_DUPLICATE_IMAGE, images[checked].bucket, 0);
       break;
@@ -3888,7 +4212,7 @@ ckf_lane_outcome ckf_lane_apply_delta(ckf_lane *lane, const ckf_identity *identi
   if (!ckf_identity_equal_(identity, &lane->identity_)) {
     return ckf_lane_fail_(lane, CKF_FAULT_WRONG_IDENTITY, 0, 0);
   }
-  if (lane->ready_ == 0) {
+  if (!lane->ready_) {
     return ckf_lane_report_(CKF_LANE_AWAITING_SNAPSHOT, 0, 0);
   }
   if (sequence <= lane->installed_) {
@@ -3909,7 +4233,8 @@ ckf_lane_outcome ckf_lane_apply_delta(ckf_lane *lane, const ckf_identity *identi
   out = ckf_lane_check_images_(lane, images, n);
   if (out.result == CKF_LANE_DELTA_APPLIED) {
     for (i = 0; i < n; i++) {
-      CKF_STORE_RELAXED(&lane->words_[images[i].bucket], images[i].word);
+      CKF_STORE_RELAXED(ckf_table_at_(lane->table_, lane->number_, images[i].bucket),
+                        images[i].word);
     }
     lane->installed_ = sequence;
     out.a = sequence;
@@ -3919,7 +4244,7 @@ ckf_lane_outcome ckf_lane_apply_delta(ckf_lane *lane, const ckf_identity *identi
 
 ckf_lane_outcome ckf_lane_drain(ckf_lane *lane, const ckf_lease *lease,
                                 uint64_t expected_sequence) {
-  const bool ready = lane->ready_ != 0;
+  const bool ready = lane->ready_;
   if (!ckf_lane_holds_(lane, lease)) {
     return ckf_lane_report_(CKF_LANE_IGNORED_FOREIGN_LEASE, 0, 0);
   }
@@ -3930,7 +4255,7 @@ ckf_lane_outcome ckf_lane_drain(ckf_lane *lane, const ckf_lease *lease,
                         ready ? lane->installed_ : UINT64_MAX);
 }
 
-bool ckf_lane_ready(const ckf_lane *lane) { return CKF_LOAD_ACQUIRE(&lane->ready_) != 0; }
+bool ckf_lane_ready(const ckf_lane *lane) { return lane->ready_; }
 
 uint64_t ckf_lane_installed(const ckf_lane *lane) { return lane->installed_; }
 
@@ -3996,158 +4321,461 @@ const char *ckf_lane_action_name(enum ckf_lane_action action) {
 
 /* ==== search (impl) ==== */
 /*
- * One lane. All samples of a round are asked for together, so a round costs about one memory
- * latency:
+ * All lanes together, in rounds; what a round wants is asked for before any of it is looked at, so
+ * a round costs about one memory latency.
  *
- * - samples 0, 1, 2, 4, 8 and so on, and the last position: the depth lies behind `lower`, the last
- *   sample before the first miss, and not behind `upper`, that miss
- * - while that range is long, 15 evenly spaced samples narrow it
- * - every position that is left is sampled
+ * - position 0: most prompts end here, with one sequence hash made
+ * - samples at 1, 2, 4 and so on, from CKF_SPREAD_ samples per prompt on at equal distances, and at
+ *   the last two positions. A sample is a row: one answer for all lanes. The batches grow, and end
+ *   when no lane is left that hit all samples so far; nothing behind is hashed.
+ * - each lane then lies between the last sample before its first miss and that miss. Cells (one
+ *   position, one lane) halve the ranges, or cut them in up to 16 parts while few lanes are left.
  *
  * Everything ends at a position that missed, so no answer is below a linear scan. An answer right
- * behind `lower` rests on one hit, and one hit may be a collision: then the position before it must
- * hit too, else the range below it is scanned, from the last sample that was trusted.
+ * behind a hit rests on that hit, and one hit may be a collision: unless the position before it is
+ * known to hit it is asked too, and if that misses, the range below is scanned from the last hit
+ * that was trusted. Two collisions side by side are as rare as their product.
  */
 
-#define CKF_SEARCH_LINEAR_ 32u /* no longer prompts are scanned */
-#define CKF_SEARCH_SPLIT_ 15u
+#define CKF_SPREAD_ 16u  /* samples of one prompt at equal distances; their distance is ... */
+#define CKF_STRIDE_ 32u  /* ... at least this */
+#define CKF_SAMPLES_ 64u /* room: 28 doublings, 17 strides, the last two positions */
+#define CKF_ROUND_ 16u   /* rows or cells asked for at once; cells may be as many again to verify */
 
-/* Bit i of the answer: does position at[i] hit? n is at most 64. */
-typedef uint64_t (*ckf_hits_fn_)(const void *user, const uint32_t *at, uint32_t n);
+/* Answers for n <= CKF_ROUND_ ascending positions: bit L of rows[i] = lane L hits at[i]. */
+typedef void (*ckf_rows_fn_)(const void *user, const uint32_t *at, uint32_t n, uint32_t *rows);
+/* Answers for n <= 2 * CKF_ROUND_ pairs: bit i = lane[i] hits at[i]. */
+typedef uint32_t (*ckf_cells_fn_)(const void *user, const uint32_t *at, const uint8_t *lane,
+                                  uint32_t n);
 
-/* Position of the first clear bit of `hits`, n when the first n are set. */
-static inline uint32_t ckf_first_miss_(uint64_t hits, uint32_t n) {
-  const uint64_t misses = ~hits & (n < 64 ? (UINT64_C(1) << n) - 1 : UINT64_MAX);
+/* One lane: `lower` hits, `upper` misses or is the end, `trusted` is the hit known below lower (or
+ * lower itself at 0). */
+typedef struct ckf_range_ {
+  uint32_t lower, upper, trusted;
+} ckf_range_;
+
+static inline uint32_t ckf_lowest_bit_(uint32_t bits) {
 #if defined(__GNUC__)
-  return misses ? (uint32_t)__builtin_ctzll(misses) : n;
+  return (uint32_t)__builtin_ctz(bits);
 #else
   uint32_t i = 0;
-  while (i < n && !(misses >> i & 1)) {
+  while (!(bits >> i & 1)) {
     i++;
   }
   return i;
 #endif
 }
 
-/* First miss in [from, to), or `to`. */
-static inline uint32_t ckf_search_scan_(ckf_hits_fn_ hits, const void *user, uint32_t from,
-                                        uint32_t to) {
-  uint32_t at[16];
-  while (from < to) {
-    const uint32_t n = to - from < 16 ? to - from : 16;
+static inline uint32_t ckf_count_bits_(uint32_t bits) {
+  uint32_t n = 0;
+  for (; bits; bits &= bits - 1) {
+    n++;
+  }
+  return n;
+}
+
+/* Appends up to n samples behind the `done` there are; fewer when the prompt ends. */
+static inline uint32_t ckf_samples_add_(uint32_t *samples, uint32_t done, uint32_t n, uint32_t len,
+                                        uint32_t stride) {
+  const uint32_t end = done + n;
+  while (done < end && samples[done - 1] != len - 1) {
+    const uint32_t last = samples[done - 1];
+    const uint64_t next = last < stride ? (last ? last * UINT64_C(2) : 1) : (uint64_t)last + stride;
+    if (next < len - 2) {
+      samples[done++] = (uint32_t)next;
+    } else {
+      samples[done] = last < len - 2 ? len - 2 : len - 1;
+      done++;
+    }
+  }
+  return done;
+}
+
+/* The lanes of a mask hit samples 0 .. i - 1 and end before `upper`. */
+static inline void ckf_range_set_(ckf_range_ *ranges, uint32_t lanes, const uint32_t *samples,
+                                  uint32_t i, uint32_t upper) {
+  for (; lanes; lanes &= lanes - 1) {
+    ckf_range_ *const r = &ranges[ckf_lowest_bit_(lanes)];
+    r->upper = upper;
+    r->lower = samples[i - 1];
+    r->trusted = samples[i > 1 ? i - 2 : 0];
+  }
+}
+
+static CKF_INLINE_ void ckf_search_sample_(ckf_rows_fn_ rows, const void *user, uint32_t len,
+                                           uint32_t lanes, ckf_range_ *ranges) {
+  uint32_t samples[CKF_SAMPLES_], hits[CKF_ROUND_];
+  uint32_t stride = CKF_STRIDE_, done = 1, n = 6;
+  samples[0] = 0;
+  while (len / stride > CKF_SPREAD_) {
+    stride *= 2;
+  }
+  while (lanes && samples[done - 1] != len - 1) {
+    const uint32_t end = ckf_samples_add_(samples, done, n, len, stride);
     uint32_t i;
+    rows(user, samples + done, end - done, hits);
+    for (i = done; i < end && lanes; i++) {
+      ckf_range_set_(ranges, lanes & ~hits[i - done], samples, i, samples[i]);
+      lanes &= hits[i - done];
+    }
+    done = end;
+    n = done < 8 ? 4 : done / 2 < CKF_ROUND_ ? done / 2 : CKF_ROUND_;
+  }
+  ckf_range_set_(ranges, lanes, samples, done, len);
+}
+
+static inline bool ckf_range_closed_(const ckf_range_ *r) {
+  return r->upper - r->lower == 1 && r->lower - r->trusted <= 1;
+}
+
+/* First miss of a lane in [from, to), or `to`. */
+static CKF_INLINE_ uint32_t ckf_search_scan_(ckf_cells_fn_ cells, const void *user, uint8_t lane,
+                                             uint32_t from, uint32_t to) {
+  uint32_t at[CKF_ROUND_];
+  uint8_t lanes[CKF_ROUND_];
+  CKF_MEMSET(lanes, lane, sizeof lanes);
+  while (from < to) {
+    const uint32_t n = to - from < CKF_ROUND_ ? to - from : CKF_ROUND_;
+    uint32_t i, misses;
     for (i = 0; i < n; i++) {
       at[i] = from + i;
     }
-    i = ckf_first_miss_(hits(user, at, n), n);
-    if (i < n) {
-      return from + i;
+    misses = ~cells(user, at, lanes, n) & ((UINT32_C(1) << n) - 1);
+    if (misses) {
+      return from + ckf_lowest_bit_(misses);
     }
     from += n;
   }
   return to;
 }
 
-/* Inlined into its two callers, which turns `hits` into a direct call. */
-static inline uint32_t ckf_search_run_(ckf_hits_fn_ hits, const void *user, uint32_t len) {
-  uint32_t at[40], n = 2, i, lower, upper, trusted, depth;
-  if (len <= CKF_SEARCH_LINEAR_) {
-    return ckf_search_scan_(hits, user, 0, len);
-  }
-  at[0] = 0;
-  at[1] = 1;
-  for (; at[n - 1] <= (len - 1) / 2; n++) {
-    at[n] = at[n - 1] * 2;
-  }
-  if (at[n - 1] != len - 1) {
-    at[n++] = len - 1;
-  }
-  i = ckf_first_miss_(hits(user, at, n), n);
-  if (i == 0) {
-    return 0;
-  }
-  upper = i == n ? len : at[i];
-  lower = at[i - 1];
-  trusted = i > 1 ? at[i - 2] : 0;
-  while (upper - lower > CKF_SEARCH_SPLIT_ + 1) {
-    const uint32_t step = (upper - lower - 1) / (CKF_SEARCH_SPLIT_ + 1) + 1;
-    for (n = 0; (n + 1) * (uint64_t)step < upper - lower; n++) {
-      at[n] = lower + (n + 1) * step;
-    }
-    i = ckf_first_miss_(hits(user, at, n), n);
-    upper = i < n ? at[i] : upper;
-    if (i > 0) {
-      trusted = i > 1 ? at[i - 2] : lower;
-      lower = at[i - 1];
-    }
-  }
-  depth = ckf_search_scan_(hits, user, lower + 1, upper);
-  if (depth == lower + 1 && lower - trusted > 1) {
-    at[0] = lower - 1;
-    if (hits(user, at, 1) == 0) {
-      return ckf_search_scan_(hits, user, trusted + 1, lower - 1);
-    }
-  }
-  return depth;
+/* The cells one round asks for. */
+typedef struct ckf_round_ {
+  uint32_t at[2 * CKF_ROUND_];
+  uint8_t lane[2 * CKF_ROUND_];
+  uint32_t n;
+} ckf_round_;
+
+static inline void ckf_round_add_(ckf_round_ *round, uint32_t at, uint32_t lane) {
+  round->at[round->n] = at;
+  round->lane[round->n++] = (uint8_t)lane;
 }
 
-typedef struct ckf_search_table_ {
-  const ckf_format *format;
+/* `k` positions of a range at equal distances, all of it when it has no more. When all are asked
+ * for, what the lower end rests on is asked too: it may remain the end. Returns how many. */
+static inline uint32_t ckf_round_split_(ckf_round_ *round, const ckf_range_ *r, uint32_t lane,
+                                        uint32_t k) {
+  const uint32_t gap = r->upper - r->lower - 1;
+  uint32_t i;
+  if (gap <= k) {
+    for (i = 1; i <= gap; i++) {
+      ckf_round_add_(round, r->lower + i, lane);
+    }
+    if (r->lower - r->trusted > 1) {
+      ckf_round_add_(round, r->lower - 1, lane);
+    }
+    return gap;
+  }
+  for (i = 1; i <= k; i++) {
+    ckf_round_add_(round, r->lower + (uint32_t)(((uint64_t)gap + 1) * i / (k + 1)), lane);
+  }
+  return k;
+}
+
+/* One round for the lanes of a mask; those that have their answer leave it. */
+static CKF_INLINE_ uint32_t ckf_search_round_(ckf_cells_fn_ cells, const void *user, uint32_t lanes,
+                                              ckf_range_ *ranges, uint32_t *depths) {
+  const uint32_t k = CKF_ROUND_ / ckf_count_bits_(lanes);
+  ckf_round_ round;
+  uint32_t todo, hits, first = 0;
+  uint8_t split[CKF_LANES];
+  round.n = 0;
+  for (todo = lanes; todo; todo &= todo - 1) {
+    const uint32_t lane = ckf_lowest_bit_(todo);
+    split[lane] = (uint8_t)ckf_round_split_(&round, &ranges[lane], lane, k);
+  }
+  hits = cells(user, round.at, round.lane, round.n);
+  for (todo = lanes; todo; todo &= todo - 1) {
+    const uint32_t lane = ckf_lowest_bit_(todo), n = split[lane];
+    ckf_range_ *const r = &ranges[lane];
+    const uint32_t misses = ~(hits >> first) & ((UINT32_C(1) << n) - 1);
+    const uint32_t i = misses ? ckf_lowest_bit_(misses) : n;
+    const bool whole = r->upper - r->lower - 1 == n, verifies = whole && r->lower - r->trusted > 1;
+    const bool verified = verifies && (hits >> (first + n) & 1);
+    const uint32_t *const at = &round.at[first];
+    first += n + verifies;
+    r->upper = i < n ? at[i] : r->upper;
+    if (i > 0) {
+      r->trusted = i > 1 ? at[i - 2] : r->lower;
+      r->lower = at[i - 1];
+    } else if (whole) {
+      depths[lane] = !verifies || verified ? r->upper
+                                           : ckf_search_scan_(cells, user, (uint8_t)lane,
+                                                              r->trusted + 1, r->lower - 1);
+      lanes &= ~(UINT32_C(1) << lane);
+      continue;
+    }
+    if (ckf_range_closed_(r)) {
+      depths[lane] = r->upper;
+      lanes &= ~(UINT32_C(1) << lane);
+    }
+  }
+  return lanes;
+}
+
+/* Inlined into its callers, which turns `rows` and `cells` into direct calls. */
+static CKF_INLINE_ void ckf_search_run_(ckf_rows_fn_ rows, ckf_cells_fn_ cells, const void *user,
+                                        uint32_t len, uint32_t lanes, uint32_t depths[CKF_LANES]) {
+  ckf_range_ ranges[CKF_LANES] = {{0, 0, 0}};
+  const uint32_t zero = 0;
+  uint32_t todo, row = 0;
+  for (todo = lanes; todo; todo &= todo - 1) {
+    depths[ckf_lowest_bit_(todo)] = 0;
+  }
+  if (len == 0 || lanes == 0) {
+    return;
+  }
+  rows(user, &zero, 1, &row);
+  lanes &= row;
+  if (lanes == 0) {
+    return;
+  }
+  ckf_search_sample_(rows, user, len, lanes, ranges);
+  for (todo = lanes; todo; todo &= todo - 1) {
+    const uint32_t lane = ckf_lowest_bit_(todo);
+    if (ckf_range_closed_(&ranges[lane])) {
+      depths[lane] = ranges[lane].upper;
+      lanes &= ~(UINT32_C(1) << lane);
+    }
+  }
+  while (lanes) {
+    lanes = ckf_search_round_(cells, user, lanes, ranges, depths);
+  }
+}
+
+/* ---- rows of a table ---- */
+/*
+ * Does a bucket of four neighbouring columns hold a fingerprint, in row a or in row b? Bit i for
+ * column i. The vector forms compare 16 bits at a time and read words whole, as the relaxed loads
+ * of the portable form do.
+ */
+
+#ifdef CKF_KERNEL_AVX2_
+static inline uint32_t ckf_quad_(const uint64_t *a, const uint64_t *b, uint16_t fp) {
+  const __m256i want = _mm256_set1_epi16((short)fp);
+  const __m256i hit = _mm256_or_si256(
+      _mm256_cmpeq_epi16(_mm256_load_si256((const __m256i *)(const void *)a), want),
+      _mm256_cmpeq_epi16(_mm256_load_si256((const __m256i *)(const void *)b), want));
+  const __m256i none = _mm256_cmpeq_epi64(hit, _mm256_setzero_si256());
+  return ~(uint32_t)_mm256_movemask_pd(_mm256_castsi256_pd(none)) & 15u;
+}
+#elif defined(CKF_KERNEL_SSE2_)
+static inline __m128i ckf_pair_(const uint64_t *a, const uint64_t *b, __m128i want) {
+  return _mm_or_si128(_mm_cmpeq_epi16(_mm_load_si128((const __m128i *)(const void *)a), want),
+                      _mm_cmpeq_epi16(_mm_load_si128((const __m128i *)(const void *)b), want));
+}
+
+static inline uint32_t ckf_quad_(const uint64_t *a, const uint64_t *b, uint16_t fp) {
+  const __m128i want = _mm_set1_epi16((short)fp);
+  const __m128i slots = _mm_packs_epi16(ckf_pair_(a, b, want), ckf_pair_(a + 2, b + 2, want));
+  const __m128i none = _mm_cmpeq_epi32(slots, _mm_setzero_si128());
+  return ~(uint32_t)_mm_movemask_ps(_mm_castsi128_ps(none)) & 15u;
+}
+#elif defined(CKF_KERNEL_NEON_)
+static inline uint8x8_t ckf_pair_(const uint64_t *a, const uint64_t *b, uint16x8_t want) {
+  const uint16x8_t hit = vorrq_u16(vceqq_u16(vreinterpretq_u16_u64(vld1q_u64(a)), want),
+                                   vceqq_u16(vreinterpretq_u16_u64(vld1q_u64(b)), want));
+  return vmovn_u16(hit);
+}
+
+static inline uint32_t ckf_quad_(const uint64_t *a, const uint64_t *b, uint16_t fp) {
+  static const uint32_t bits[4] = {1, 2, 4, 8};
+  const uint16x8_t want = vdupq_n_u16(fp);
+  const uint32x4_t slots =
+      vreinterpretq_u32_u8(vcombine_u8(ckf_pair_(a, b, want), ckf_pair_(a + 2, b + 2, want)));
+  return vaddvq_u32(vandq_u32(vtstq_u32(slots, slots), vld1q_u32(bits)));
+}
+#else
+static inline uint32_t ckf_quad_(const uint64_t *a, const uint64_t *b, uint16_t fp) {
+  uint32_t i, hits = 0;
+  for (i = 0; i < 4; i++) {
+    hits |= (uint32_t)((ckf_match_slots_(CKF_LOAD_RELAXED(&a[i]), fp) |
+                        ckf_match_slots_(CKF_LOAD_RELAXED(&b[i]), fp)) != 0)
+            << i;
+  }
+  return hits;
+}
+#endif
+
+/* Hashes a query up to a block count. Each step waits for the one before: about 14 cycles that
+ * nothing shortens, so not a block more than a sample needs. */
+static void ckf_query_reach_(ckf_query *query, uint32_t count) {
+  uint64_t key;
+  uint32_t i = query->known_;
+  if (i == 0) {
+    query->keys_[i++] = query->locals_[0];
+  }
+  key = query->keys_[i - 1];
+  for (; i < count; i++) {
+    query->keys_[i] = key = ckf_xxh3_64_len16(key, query->locals_[i], CKF_CHAIN_SEED);
+  }
+  query->known_ = count;
+}
+
+/* What a search over words looks at: `columns` = 1 << shift words per bucket. */
+typedef struct ckf_view_ {
   const uint64_t *words;
   const uint64_t *keys;
-} ckf_search_table_;
+  ckf_query *query; /* makes the keys, NULL when all are there */
+  uint64_t seed;
+  uint32_t mask, shift;
+} ckf_view_;
 
-static inline uint64_t ckf_search_table_hits_(const void *user, const uint32_t *at, uint32_t n) {
-  const ckf_search_table_ *const t = (const ckf_search_table_ *)user;
-  uint64_t hits = 0, keys[32];
-  uint32_t done, i;
-  for (done = 0; done < n; done += 32) {
-    const uint32_t step = n - done < 32 ? n - done : 32;
-    for (i = 0; i < step; i++) {
-      keys[i] = t->keys[at[done + i]];
+static inline ckf_probe ckf_view_probe_(const ckf_view_ *v, uint32_t at) {
+  ckf_probe probe;
+  uint64_t mixed;
+  if (v->query && at >= v->query->known_) {
+    ckf_query_reach_(v->query, at + 1);
+  }
+  mixed = ckf_xxh3_64_len8(v->keys[at], v->seed);
+  probe.fp = ckf_fingerprint_(mixed);
+  probe.a = (uint32_t)(mixed >> 16) & v->mask;
+  probe.b = probe.a ^ ckf_delta_mask_(ckf_delta_bits_(v->seed, probe.fp), v->mask);
+  return probe;
+}
+
+static inline const uint64_t *ckf_view_row_(const ckf_view_ *v, uint32_t bucket) {
+  return &v->words[(size_t)bucket << v->shift];
+}
+
+static inline bool ckf_view_cell_(const ckf_view_ *v, const ckf_probe *probe, uint32_t lane) {
+  return (ckf_match_slots_(CKF_LOAD_RELAXED(ckf_view_row_(v, probe->a) + lane), probe->fp) |
+          ckf_match_slots_(CKF_LOAD_RELAXED(ckf_view_row_(v, probe->b) + lane), probe->fp)) != 0;
+}
+
+static CKF_INLINE_ void ckf_view_rows_(const void *user, const uint32_t *at, uint32_t n,
+                                       uint32_t *rows) {
+  const ckf_view_ *const v = (const ckf_view_ *)user;
+  const uint32_t columns = UINT32_C(1) << v->shift;
+  ckf_probe probes[CKF_ROUND_];
+  uint32_t i, lane;
+  for (i = 0; i < n; i++) {
+    probes[i] = ckf_view_probe_(v, at[i]);
+    for (lane = 0; lane < columns; lane += 8) { /* a cache line */
+      CKF_PREFETCH_(ckf_view_row_(v, probes[i].a) + lane);
+      CKF_PREFETCH_(ckf_view_row_(v, probes[i].b) + lane);
     }
-    hits |= (uint64_t)ckf_contains_batch_(t->format, NULL, t->words, keys, step) << done;
+  }
+  for (i = 0; i < n; i++) {
+    const uint64_t *const a = ckf_view_row_(v, probes[i].a), *const b =
+                                                                 ckf_view_row_(v, probes[i].b);
+    rows[i] = 0;
+    for (lane = 0; lane + 4 <= columns; lane += 4) {
+      rows[i] |= ckf_quad_(a + lane, b + lane, probes[i].fp) << lane;
+    }
+    for (; lane < columns; lane++) {
+      rows[i] |= (uint32_t)ckf_view_cell_(v, &probes[i], lane) << lane;
+    }
+  }
+}
+
+static CKF_INLINE_ uint32_t ckf_view_cells_(const void *user, const uint32_t *at,
+                                            const uint8_t *lane, uint32_t n) {
+  const ckf_view_ *const v = (const ckf_view_ *)user;
+  ckf_probe probes[2 * CKF_ROUND_];
+  uint32_t i, hits = 0;
+  for (i = 0; i < n; i++) { /* lanes that go together want the same position */
+    probes[i] = i > 0 && at[i] == at[i - 1] ? probes[i - 1] : ckf_view_probe_(v, at[i]);
+    CKF_PREFETCH_(ckf_view_row_(v, probes[i].a) + lane[i]);
+    CKF_PREFETCH_(ckf_view_row_(v, probes[i].b) + lane[i]);
+  }
+  for (i = 0; i < n; i++) {
+    hits |= (uint32_t)ckf_view_cell_(v, &probes[i], lane[i]) << i;
   }
   return hits;
 }
 
-uint32_t ckf_search(const ckf_format *format, const uint64_t *words,
-                    const uint64_t *sequence_hashes, size_t len) {
-  ckf_search_table_ table;
-  table.format = format;
-  table.words = words;
-  table.keys = sequence_hashes;
-  return ckf_search_run_(ckf_search_table_hits_, &table,
-                         (uint32_t)(len < UINT32_MAX ? len : UINT32_MAX));
+/* ---- entry points ---- */
+
+static uint32_t ckf_search_len_(size_t len) {
+  return (uint32_t)(len < UINT32_MAX ? len : UINT32_MAX);
 }
 
-typedef struct ckf_search_lane_ {
+void ckf_query_init(ckf_query *query, const uint64_t *locals, size_t len, uint64_t *keys,
+                    size_t known) {
+  query->locals_ = locals;
+  query->keys_ = keys;
+  query->len_ = ckf_search_len_(len);
+  query->known_ = ckf_search_len_(known < len ? known : len);
+}
+
+size_t ckf_query_known(const ckf_query *query) { return query->known_; }
+
+int ckf_table_find(const ckf_table *table, ckf_query *query, ckf_matches *out) {
+  const uint32_t ready = ckf_table_ready(table) & table->manifest_.configured;
+  ckf_table_find_captured(table, ready, query, out);
+  return ready ? CKF_OK : CKF_ERR_UNAVAILABLE;
+}
+
+void ckf_table_find_captured(const ckf_table *table, uint32_t lanes, ckf_query *query,
+                             ckf_matches *out) {
+  ckf_view_ view;
+  view.words = table->words_;
+  view.keys = query->keys_;
+  view.query = query;
+  view.seed = table->manifest_.format.seed;
+  view.mask = (uint32_t)(table->manifest_.format.bucket_count - 1);
+  view.shift = table->column_shift_;
+  CKF_MEMSET(out, 0, sizeof *out);
+  out->lanes = lanes & table->manifest_.configured;
+  ckf_search_run_(ckf_view_rows_, ckf_view_cells_, &view, query->len_, out->lanes, out->depths);
+}
+
+uint32_t ckf_search(const ckf_format *format, const uint64_t *words,
+                    const uint64_t *sequence_hashes, size_t len) {
+  uint32_t depths[CKF_LANES];
+  ckf_view_ view;
+  view.words = words;
+  view.keys = sequence_hashes;
+  view.query = NULL;
+  view.seed = format->seed;
+  view.mask = (uint32_t)(format->bucket_count - 1);
+  view.shift = 0;
+  ckf_search_run_(ckf_view_rows_, ckf_view_cells_, &view, ckf_search_len_(len), 1, depths);
+  return depths[0];
+}
+
+typedef struct ckf_callback_ {
   ckf_row_fn row;
   void *user;
-  uint32_t lane;
-} ckf_search_lane_;
+} ckf_callback_;
 
-static uint64_t ckf_search_lane_hits_(const void *user, const uint32_t *at, uint32_t n) {
-  const ckf_search_lane_ *const l = (const ckf_search_lane_ *)user;
-  uint64_t hits = 0;
+static void ckf_callback_rows_(const void *user, const uint32_t *at, uint32_t n, uint32_t *rows) {
+  const ckf_callback_ *const c = (const ckf_callback_ *)user;
   uint32_t i;
   for (i = 0; i < n; i++) {
-    hits |= (uint64_t)(l->row(l->user, at[i]) >> l->lane & 1) << i;
+    rows[i] = c->row(c->user, at[i]);
+  }
+}
+
+static uint32_t ckf_callback_cells_(const void *user, const uint32_t *at, const uint8_t *lane,
+                                    uint32_t n) {
+  const ckf_callback_ *const c = (const ckf_callback_ *)user;
+  uint32_t i, row = 0, hits = 0;
+  for (i = 0; i < n; i++) {
+    row = i > 0 && at[i] == at[i - 1] ? row : c->row(c->user, at[i]);
+    hits |= (row >> lane[i] & 1) << i;
   }
   return hits;
 }
 
 void ckf_search_rows(ckf_row_fn row, void *user, size_t len, uint32_t lanes,
                      uint32_t depths[CKF_LANES]) {
-  ckf_search_lane_ l;
-  l.row = row;
-  l.user = user;
-  for (l.lane = 0; l.lane < CKF_LANES; l.lane++) {
-    if (lanes >> l.lane & 1) {
-      depths[l.lane] = ckf_search_run_(ckf_search_lane_hits_, &l,
-                                       (uint32_t)(len < UINT32_MAX ? len : UINT32_MAX));
-    }
-  }
+  ckf_callback_ callback;
+  callback.row = row;
+  callback.user = user;
+  ckf_search_run_(ckf_callback_rows_, ckf_callback_cells_, &callback, ckf_search_len_(len),
+                  lanes & ((UINT32_C(1) << CKF_LANES) - 1), depths);
 }
 
 #endif /* CKF_IMPLEMENTATION_ */

@@ -5,7 +5,6 @@
 #include "ckf.h"
 
 #include <criterion/criterion.h>
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -115,15 +114,24 @@ Test(ckf_replica, memory_limits_are_exact) {
 
 /* ---- lane ---- */
 
+/* Lane 3 of a table in `memory`. */
+static ckf_table table;
+
 static ckf_lane a_lane(ckf_identity *identity, ckf_lease *lease) {
-  static uint64_t seen[BUCKETS / 64];
+  static uint64_t room[BUCKETS * 8];
+  ckf_manifest manifest;
   ckf_lane lane;
+  memset(&manifest, 0, sizeof manifest);
   memset(identity, 0, sizeof *identity);
   identity->pool.dc_id = 1;
   identity->format = format;
+  manifest.consumer_instance = 17;
+  manifest.format = format;
+  manifest.configured = 1u << 3;
+  manifest.pools[3] = identity->pool;
   *lease = (ckf_lease){17, 3, 1};
-  memset(memory, 0, sizeof memory);
-  cr_assert_eq(ckf_lane_init(&lane, &identity->pool, &format, 17, 3, memory, seen), CKF_OK);
+  cr_assert_eq(ckf_table_init(&table, &manifest, 2, room, sizeof room), CKF_OK);
+  cr_assert_eq(ckf_lane_claim(&lane, &table, 3), CKF_OK);
   return lane;
 }
 
@@ -189,51 +197,4 @@ Test(ckf_lane, the_largest_sequence_ends_a_lane) {
       CKF_LANE_DELTA_APPLIED);
   cr_assert_eq(ckf_lane_apply_delta(&lane, &identity, &lease, UINT64_MAX, 0, &image, 1).result,
                CKF_LANE_IGNORED_STALE);
-}
-
-/* Readers see whole words only, and only words that were written before readiness. */
-static ckf_lane shared_lane;
-static uint32_t stop;
-
-static void *read_words(void *unused) {
-  uint64_t checked = 0;
-  (void)unused;
-  while (!CKF_LOAD_ACQUIRE(&stop) || checked == 0) {
-    if (!ckf_lane_ready(&shared_lane))
-      continue;
-    for (size_t i = 0; i < BUCKETS; i++) {
-      const uint64_t word = CKF_LOAD_RELAXED(&memory[i]);
-      if (word == 0 || (word & 0xFFFFFFFF) != word >> 32)
-        return &stop; /* torn, or from before the snapshot */
-    }
-    checked++;
-  }
-  return NULL;
-}
-
-Test(ckf_lane, readers_never_see_a_torn_word) {
-  ckf_identity identity;
-  ckf_lease lease;
-  uint64_t words[BUCKETS];
-  pthread_t reader;
-  void *torn;
-  shared_lane = a_lane(&identity, &lease);
-  cr_assert_eq(ckf_lane_assign(&shared_lane, &identity, &lease), CKF_OK);
-  cr_assert_eq(pthread_create(&reader, NULL, read_words, NULL), 0);
-  for (size_t i = 0; i < BUCKETS; i++)
-    words[i] = UINT64_C(0x100000001);
-  ckf_lane_install(&shared_lane, &identity, &lease, 1, words, BUCKETS);
-  for (uint64_t sequence = 2; sequence < 20000; sequence++) {
-    ckf_image images[8];
-    for (size_t i = 0; i < 8; i++)
-      images[i] = (ckf_image){(uint32_t)((sequence + i * 16) % BUCKETS),
-                              sequence << 32 | (sequence & 0xFFFFFFFF)};
-    cr_assert_eq(
-        ckf_lane_apply_delta(&shared_lane, &identity, &lease, sequence - 1, sequence, images, 8)
-            .result,
-        CKF_LANE_DELTA_APPLIED);
-  }
-  CKF_STORE_RELEASE(&stop, 1);
-  pthread_join(reader, &torn);
-  cr_assert_null(torn);
 }

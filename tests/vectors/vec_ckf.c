@@ -1235,7 +1235,7 @@ static int publisher_step(ckf_publisher *pub, sink_log *log, const json_t *step,
 }
 
 static int run_publisher(const json_t *vector, char *why, size_t why_cap) {
-  const ckf_identity identity = {{{0}, {0}, 0, 0, 1}, 1, 1, {CKF_DEFAULT_SEED, 16}};
+  const ckf_identity identity = {{{{0}, {0}, 0, 0}, 1}, 1, 1, {CKF_DEFAULT_SEED, 16}};
   const json_t *step;
   ckf_publisher pub;
   sink_log log;
@@ -1254,11 +1254,13 @@ static int run_publisher(const json_t *vector, char *why, size_t why_cap) {
 
 /* ---- lane ---- */
 
+enum { VECTOR_LANE = 3 };
+
 typedef struct lane {
+  ckf_table table;
   ckf_lane lane;
   ckf_format format;
   ckf_pool pools[2]; /* the right one and another one */
-  uint64_t *words;
 } lane;
 
 static ckf_identity lane_identity(const lane *l, const json_t *step) {
@@ -1277,8 +1279,8 @@ static ckf_identity lane_identity(const lane *l, const json_t *step) {
 static ckf_lease lane_lease(const json_t *step) {
   const json_t *consumer = json_object_get(step, "consumer"),
                *number = json_object_get(step, "lane");
-  ckf_lease lease = {consumer ? vec_u64(consumer) : 17, (uint8_t)(number ? vec_u64(number) : 3),
-                     member_u64(step, "epoch")};
+  ckf_lease lease = {consumer ? vec_u64(consumer) : 17,
+                     (uint8_t)(number ? vec_u64(number) : VECTOR_LANE), member_u64(step, "epoch")};
   return lease;
 }
 
@@ -1326,7 +1328,8 @@ static int lane_step(lane *l, const json_t *step, char *why, size_t why_cap) {
   } else if (strcmp(op, "retire") == 0) {
     ckf_lane_retire(&l->lane);
   } else if (strcmp(op, "word") == 0) {
-    ENSURE_U64("word", l->words[member_u64(step, "bucket")], vec_get(expected, "word"));
+    ENSURE_U64("word", ckf_table_word(&l->table, VECTOR_LANE, (uint32_t)member_u64(step, "bucket")),
+               vec_get(expected, "word"));
   } else {
     const ckf_identity identity = lane_identity(l, step);
     const ckf_lease lease = lane_lease(step);
@@ -1350,7 +1353,9 @@ static int lane_step(lane *l, const json_t *step, char *why, size_t why_cap) {
     if (expect_outcome(out, expected, why, why_cap) != VEC_PASSED)
       return VEC_FAILED;
   }
-  ENSURE(ckf_lane_ready(&l->lane) == json_is_true(vec_get(expected, "ready")), "ready");
+  const bool ready = json_is_true(vec_get(expected, "ready"));
+  ENSURE(ckf_lane_ready(&l->lane) == ready, "ready");
+  ENSURE(ckf_table_ready(&l->table) == (ready ? 1u << VECTOR_LANE : 0), "ready mask");
   value = vec_get(expected, "installed");
   if (!json_is_null(value))
     ENSURE_U64("installed", ckf_lane_installed(&l->lane), value);
@@ -1361,14 +1366,20 @@ static int run_lane(const json_t *vector, char *why, size_t why_cap) {
   const json_t *step;
   size_t i;
   lane l;
+  ckf_manifest manifest;
   memset(&l, 0, sizeof l);
+  memset(&manifest, 0, sizeof manifest);
   l.format.seed = CKF_DEFAULT_SEED;
   l.format.bucket_count = member_u64(vec_get(vector, "input"), "buckets");
   l.pools[0].dc_id = 1;
   l.pools[1].dc_id = 2;
-  l.words = take((size_t)l.format.bucket_count, sizeof *l.words);
-  ENSURE(ckf_lane_init(&l.lane, &l.pools[0], &l.format, 17, 3, l.words,
-                       take((size_t)(l.format.bucket_count + 63) / 64, 8)) == CKF_OK,
+  manifest.consumer_instance = 17;
+  manifest.format = l.format;
+  manifest.configured = 1u << VECTOR_LANE;
+  manifest.pools[VECTOR_LANE] = l.pools[0];
+  const size_t len = ckf_table_mem_size(&manifest);
+  ENSURE(ckf_table_init(&l.table, &manifest, 2, take(len, 1), len) == CKF_OK &&
+             ckf_lane_claim(&l.lane, &l.table, VECTOR_LANE) == CKF_OK,
          "not set up");
   json_array_foreach (vec_get(vector, "steps"), i, step) {
     char reason[200];
