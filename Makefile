@@ -49,12 +49,7 @@ BENCHES := $(BENCH_SRC:bench/%.c=$(BUILD)/bench/%)
 -include proto/flags.mk
 
 CLANG := $(findstring clang,$(shell $(CC) --version 2>/dev/null))
-WARN := -Wall -Wextra -Wpedantic -Wconversion -Wsign-conversion -Wshadow -Wundef -Wcast-qual -Wcast-align \
-  -Wpointer-arith -Wwrite-strings -Wstrict-prototypes -Wmissing-prototypes -Wredundant-decls -Wvla -Wformat=2 \
-  -Wdouble-promotion -Wnull-dereference -Wimplicit-fallthrough -Werror
-WARN_GCC := -Wlogical-op -Wduplicated-cond -Wduplicated-branches
-WARN_CLANG := -Wcomma -Wdocumentation -Wshadow-all -Wunreachable-code -Wextra-semi-stmt
-WARN += $(if $(CLANG),$(WARN_CLANG),$(WARN_GCC))
+WARN := $(shell scripts/warnings $(if $(CLANG),clang,gcc) c)
 # Criterion's macros expand to code that these warnings dislike.
 WARN_UNIT := -Wno-missing-prototypes -Wno-redundant-decls -Wno-conversion -Wno-sign-conversion -Wno-shadow -Wno-pedantic \
   -Wno-undef -Wno-cast-qual -Wno-null-dereference -Wno-double-promotion -Wno-format-nonliteral \
@@ -177,6 +172,9 @@ format: ## clang-format all C files in place
 format-check: ## list C files that clang-format would change
 	scripts/check-format $(OUR_C)
 
+firmware: ## compile the cores for small and foreign machines; UPDATE=1 accepts the new sizes
+	scripts/firmware $(if $(UPDATE),--update)
+
 toc: ## check that the contents list of each header equals its banners
 	scripts/check-toc $(CORES)
 
@@ -193,6 +191,6 @@ help: ## this list
 	@sed -n 's/^\([a-z-]*\):.* ## \(.*\)/\1|\2/p' Makefile | awk -F'|' '{ printf "  make %-13s %s\n", $$1, $$2 }'
 
 FORCE:
-.PHONY: all tests test check demo bench benches format format-check toc deps deps-build deps-bench deps-check clean help FORCE
+.PHONY: all tests test check demo bench benches format format-check firmware toc deps deps-build deps-bench deps-check clean help FORCE
 
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)
