@@ -14,7 +14,7 @@ MAKEFLAGS += --no-builtin-rules
 
 # ---- sources: what is there is built ----
 
-CORES := $(wildcard hashfmt.h ckf.h kvrelay.h)
+CORES := $(wildcard hashfmt.h ckf.h ckf_ingest.h kvrelay.h)
 PROTOS := $(wildcard proto/*.proto)
 LIB_SRC := $(wildcard src/*.c proto/*.c transports/*.c transports/*/*.c)
 DAEMON_SRC := $(wildcard tools/kvrelayd/*.c)

@@ -2,14 +2,15 @@
 
 /*
  * Kinds of ckf.json. Digests come from libxxhash, not from the code under test. Left out, and so
- * reported as skipped: pool_worker (there is no ingestion pool), probe_cost (it describes the
- * reference search, which is not the one here).
+ * reported as skipped: probe_cost (it describes the reference search, which is not the one here).
  */
 
 #include "vectors.h"
 
 #define CKF_STATIC /* the vectors of XXH3 need the private part */
 #include "ckf.h"
+#define CKF_INGEST_STATIC
+#include "ckf_ingest.h"
 #include "hashfmt.h"
 
 #include <inttypes.h>
@@ -317,6 +318,19 @@ static int run_rng(const json_t *vector, char *why, size_t why_cap) {
       ENSURE_U64("draw", draw, json_array_get(draws, i));
   }
   ENSURE_U64("state", state, vec_get(expected, "lane0_state_after_1000_draws"));
+  return VEC_PASSED;
+}
+
+static int run_pool_worker(const json_t *vector, char *why, size_t why_cap) {
+  const json_t *input = vec_get(vector, "input");
+  size_t len;
+  const uint64_t *workers = numbers(vec_get(vec_get(vector, "expected"), "lanes"), &len);
+  ENSURE(len == CKF_LANES, "%zu lanes", len);
+  for (uint32_t lane = 0; lane < CKF_LANES; lane++) {
+    const uint32_t got = ckf_ingest_worker_of(member_u64(input, "consumer"), lane,
+                                              (uint32_t)member_u64(input, "workers"));
+    ENSURE(got == workers[lane], "lane %u has worker %u", lane, got);
+  }
   return VEC_PASSED;
 }
 
@@ -1575,6 +1589,7 @@ KIND(addressing)
 KIND(delta)
 KIND(delta_table)
 KIND(rng)
+KIND(pool_worker)
 KIND(packed)
 KIND(layout)
 KIND(cbi1_frame)
@@ -1602,6 +1617,7 @@ const vec_kind vec_ckf_kinds[] = {
     {"delta", start_delta},
     {"delta_table", start_delta_table},
     {"rng", start_rng},
+    {"pool_worker", start_pool_worker},
     {"packed", start_packed},
     {"layout", start_layout},
     {"cbi1_frame", start_cbi1_frame},
