@@ -4118,20 +4118,25 @@ static bool ckf_lane_holds_(const ckf_lane *lane, const ckf_lease *lease) {
          lease->assignment_epoch == lane->lease_.assignment_epoch;
 }
 
-#define CKF_AHEAD_ 24u /* rows whose cache lines are on their way while one is written */
+#define CKF_AHEAD_ 16u  /* rows whose cache lines are on their way while one is written */
+#define CKF_STREAMS_ 4u /* parts of the table that are written in turn */
+#define CKF_FEW_ 16u    /* images of a delta that need no marks to be told apart */
 
 /* One column, a row apart from word to word. Without asking ahead, each store would wait for its
- * cache line. */
+ * cache line; several parts at once keep more of them on their way. */
 static void ckf_lane_fill_(const ckf_lane *lane, const uint64_t *words) {
   const size_t n = (size_t)lane->table_->manifest_.format.bucket_count;
+  const size_t part = (n + CKF_STREAMS_ - 1) / CKF_STREAMS_;
   const uint32_t shift = lane->table_->column_shift_;
   uint64_t *const column = lane->table_->words_ + lane->number_;
-  size_t i;
-  for (i = 0; i < n; i++) {
-    if (i + CKF_AHEAD_ < n) {
-      CKF_PREFETCH_WRITE_(&column[(i + CKF_AHEAD_) << shift]);
+  size_t i, at;
+  for (i = 0; i < part; i++) {
+    for (at = i; at < n; at += part) {
+      if (i + CKF_AHEAD_ < part) {
+        CKF_PREFETCH_WRITE_(&column[(at + CKF_AHEAD_) << shift]);
+      }
+      CKF_STORE_RELAXED(&column[at << shift], words[at]);
     }
-    CKF_STORE_RELAXED(&column[i << shift], words[i]);
   }
 }
 
@@ -4180,32 +4185,73 @@ ckf_lane_outcome ckf_lane_install(ckf_lane *lane, const ckf_identity *identity,
   return out;
 }
 
-/* Every image names a bucket of its own, below the bucket count. */
-static ckf_lane_outcome ckf_lane_check_images_(ckf_lane *lane, const ckf_image *images, size_t n) {
-  ckf_lane_outcome out = ckf_lane_report_(CKF_LANE_DELTA_APPLIED, 0, n);
-  size_t i, checked;
-  for (checked = 0; checked < n; checked++) {
-    if (images[checked].bucket >= lane->table_->manifest_.format.bucket_count) {
-      out = ckf_lane_fail_(lane, CKF_FAULT_IMAGE_INDEX, images[checked].bucket, 0);
+/* The cache lines of the first images are asked for before these are looked at, so that they come
+ * while the delta is checked; bucket counts are powers of two. */
+static void ckf_lane_ask_images_(const ckf_lane *lane, const ckf_image *images, size_t n) {
+  const uint32_t mask = (uint32_t)(lane->table_->manifest_.format.bucket_count - 1);
+  size_t i;
+  for (i = 0; i < n && i < CKF_AHEAD_; i++) {
+    CKF_PREFETCH_WRITE_(ckf_table_at_(lane->table_, lane->number_, images[i].bucket & mask));
+  }
+}
+
+/* The number of images before the first whose bucket is none of the table or was named before.
+ * Few images are told apart without a store, so that one delta's words do not hold up the next
+ * delta: each sets a bit in three words, chosen by three parts of its bucket, and only one that
+ * finds all of them set is searched for. */
+static size_t ckf_images_distinct_few_(const ckf_image *images, size_t n, uint64_t bucket_count) {
+  uint64_t low = 0, middle = 0, high = 0;
+  size_t i, k;
+  for (i = 0; i < n; i++) {
+    const uint32_t bucket = images[i].bucket;
+    const uint32_t l = bucket % 64, m = bucket / 64 % 64, h = bucket / 4096 % 64;
+    if (bucket >= bucket_count) {
       break;
     }
-    CKF_PREFETCH_WRITE_(ckf_table_at_(lane->table_, lane->number_, images[checked].bucket));
-    if (!ckf_seen_add_(lane->seen_, images[checked].bucket)) {
-      out = ckf_lane_fail_(lane, CKF_FAULT_DUPLICATE_IMAGE, images[checked].bucket, 0);
-      break;
+    if (low >> l & middle >> m & high >> h & 1) {
+      for (k = 0; images[k].bucket != bucket; k++) {
+      }
+      if (k < i) {
+        break;
+      }
     }
+    low |= UINT64_C(1) << l;
+    middle |= UINT64_C(1) << m;
+    high |= UINT64_C(1) << h;
   }
-  for (i = 0; i < checked; i++) {
-    lane->seen_[images[i].bucket / 64] = 0;
+  return i;
+}
+
+/* The same with one bit per bucket, for any number. */
+static size_t ckf_images_distinct_many_(const ckf_image *images, size_t n, uint64_t bucket_count,
+                                        uint64_t *seen) {
+  size_t i = 0, k;
+  while (i < n && images[i].bucket < bucket_count && ckf_seen_add_(seen, images[i].bucket)) {
+    i++;
   }
-  return out;
+  for (k = 0; k < i; k++) {
+    seen[images[k].bucket / 64] = 0;
+  }
+  return i;
+}
+
+static void ckf_lane_write_images_(const ckf_lane *lane, const ckf_image *images, size_t n) {
+  const uint32_t shift = lane->table_->column_shift_;
+  uint64_t *const column = lane->table_->words_ + lane->number_;
+  size_t i;
+  for (i = 0; i < n; i++) {
+    if (i + CKF_AHEAD_ < n) {
+      CKF_PREFETCH_WRITE_(&column[(size_t)images[i + CKF_AHEAD_].bucket << shift]);
+    }
+    CKF_STORE_RELAXED(&column[(size_t)images[i].bucket << shift], images[i].word);
+  }
 }
 
 ckf_lane_outcome ckf_lane_apply_delta(ckf_lane *lane, const ckf_identity *identity,
                                       const ckf_lease *lease, uint64_t base, uint64_t sequence,
                                       const ckf_image *images, size_t n) {
-  ckf_lane_outcome out;
-  size_t i;
+  const uint64_t bucket_count = lane->table_->manifest_.format.bucket_count;
+  size_t good;
   if (!ckf_lane_holds_(lane, lease)) {
     return ckf_lane_report_(CKF_LANE_IGNORED_FOREIGN_LEASE, 0, 0);
   }
@@ -4230,16 +4276,18 @@ ckf_lane_outcome ckf_lane_apply_delta(ckf_lane *lane, const ckf_identity *identi
   if (n == 0) {
     return ckf_lane_fail_(lane, CKF_FAULT_EMPTY_DELTA, 0, 0);
   }
-  out = ckf_lane_check_images_(lane, images, n);
-  if (out.result == CKF_LANE_DELTA_APPLIED) {
-    for (i = 0; i < n; i++) {
-      CKF_STORE_RELAXED(ckf_table_at_(lane->table_, lane->number_, images[i].bucket),
-                        images[i].word);
-    }
-    lane->installed_ = sequence;
-    out.a = sequence;
+  ckf_lane_ask_images_(lane, images, n);
+  good = n <= CKF_FEW_ ? ckf_images_distinct_few_(images, n, bucket_count)
+                       : ckf_images_distinct_many_(images, n, bucket_count, lane->seen_);
+  if (good < n) {
+    return ckf_lane_fail_(lane,
+                          images[good].bucket < bucket_count ? CKF_FAULT_DUPLICATE_IMAGE
+                                                             : CKF_FAULT_IMAGE_INDEX,
+                          images[good].bucket, 0);
   }
-  return out;
+  ckf_lane_write_images_(lane, images, n);
+  lane->installed_ = sequence;
+  return ckf_lane_report_(CKF_LANE_DELTA_APPLIED, sequence, n);
 }
 
 ckf_lane_outcome ckf_lane_drain(ckf_lane *lane, const ckf_lease *lease,
