@@ -23,6 +23,7 @@ COMMON_SRC := $(wildcard tools/common/*.c)
 UNIT_SRC := $(wildcard tests/unit/test_*.c)
 SUPPORT_SRC := $(wildcard tests/support/*.c) tests/vectors/vectors.c
 HELPER_SRC := $(wildcard tests/programs/*.c)
+FUZZ_SRC := $(wildcard tests/fuzz/fuzz_*.c)
 VECTOR_SRC := tests/vectors/run_vectors.c $(wildcard tests/vectors/vec_*.c)
 BENCH_SRC := $(wildcard bench/bench_*.c)
 E2E := $(wildcard tests/e2e/*.py tests/e2e/*.sh)
@@ -40,6 +41,7 @@ INSIDES := $(BUILD)/tests/libinsides.a
 PROGRAMS := $(if $(DAEMON_SRC),$(BUILD)/kvrelayd) $(if $(TOOL_SRC),$(BUILD)/kvrelay)
 UNITS := $(UNIT_SRC:tests/unit/%.c=$(BUILD)/tests/%)
 HELPERS := $(HELPER_SRC:tests/programs/%.c=$(BUILD)/tests/%)
+FUZZERS := $(FUZZ_SRC:tests/fuzz/%.c=$(BUILD)/tests/%)
 RUN_VECTORS := $(BUILD)/tests/run_vectors
 BENCHES := $(BENCH_SRC:bench/%.c=$(BUILD)/bench/%)
 
@@ -123,6 +125,14 @@ $(filter $(BUILD)/tests/test_kvrelayd% $(BUILD)/tests/test_tool%,$(UNITS)): $(IN
 $(RUN_VECTORS): $(call obj,$(VECTOR_SRC)) $(SUPPORT) $(COMMON) $(LIB)
 	$(LINK) $^ $(TEST_LIBS) $(LIBS) -o $@
 
+# What calls a fuzz target: the program that replays files, or, as FUZZ_MAIN=-fsanitize=fuzzer, libFuzzer.
+FUZZ_MAIN ?= $(call obj,tests/fuzz/driver.c)
+$(FUZZERS): $(BUILD)/tests/fuzz_%: $(BUILD)/obj/tests/fuzz/fuzz_%.o $(call obj,tests/fuzz/driver.c) $(SUPPORT) $(LIB)
+	@mkdir -p $(@D)
+	$(LINK) $< $(FUZZ_MAIN) $(SUPPORT) $(LIB) $(LIBS) -o $@
+
+fuzzers: $(FUZZERS)
+
 # Programs that end-to-end scripts run.
 $(HELPERS): $(BUILD)/tests/%: $(BUILD)/obj/tests/programs/%.o $(SUPPORT) $(LIB)
 	$(LINK) $^ $(LIBS) -o $@
@@ -136,13 +146,16 @@ $(BUILD)/tests/python/%_pb2.py: proto/%.proto
 	@mkdir -p $(@D)
 	protoc -I proto --python_out=$(@D) $<
 
-tests: $(UNITS) $(RUN_VECTORS) $(HELPERS) $(PB_PY) ## build all test programs
+tests: $(UNITS) $(RUN_VECTORS) $(FUZZERS) $(HELPERS) $(PB_PY) ## build all test programs
 
 test: all tests ## unit tests and vectors, one build, no end-to-end tests
-	scripts/run-tests --vectors '$(VECTORS)' $(UNITS) $(RUN_VECTORS)
+	scripts/run-tests --vectors '$(VECTORS)' $(UNITS) $(RUN_VECTORS) $(FUZZERS)
 
 check: deps-check ## everything that must hold before a commit; ends with "N passed, N failed"
 	+@BUILD='$(BUILD)' MAKE='$(MAKE)' scripts/check
+
+fuzz: deps-check ## every fuzz target for FUZZ_SECONDS (60); FUZZ=NAME for one, MERGE=1 keeps what was found
+	+@BUILD='$(BUILD)' MAKE='$(MAKE)' scripts/fuzz $(FUZZ)
 
 demo: deps-build ## build, then show both sides at work on this machine
 	+@$(MAKE) --no-print-directory -s all
@@ -191,6 +204,6 @@ help: ## this list
 	@sed -n 's/^\([a-z-]*\):.* ## \(.*\)/\1|\2/p' Makefile | awk -F'|' '{ printf "  make %-13s %s\n", $$1, $$2 }'
 
 FORCE:
-.PHONY: all tests test check demo bench benches format format-check firmware toc deps deps-build deps-bench deps-check clean help FORCE
+.PHONY: all tests fuzzers test check fuzz demo bench benches format format-check firmware toc deps deps-build deps-bench deps-check clean help FORCE
 
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)
