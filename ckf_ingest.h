@@ -169,7 +169,7 @@ typedef struct ckf_ingest_lane_ {
   uint64_t deltas, applied_deltas, applied_images;
   uint64_t taken_ns; /* submission of the delta that the worker is at */
   ckf_image *ring;
-  uint32_t head, tail;
+  uint32_t tail;
   uint32_t outstanding_deltas, outstanding_images;
   uint32_t first, last; /* slots of the deltas that wait */
   uint32_t worker;
@@ -564,8 +564,7 @@ static void *ckf_ingest_cut_(uint8_t *base, uint64_t *used, uint64_t n, size_t s
   return at;
 }
 
-/* A ring of twice the limit takes every delta that the limit admits in one piece: what cannot be
- * used at the end is smaller than the delta that did not fit there, and so than the limit. */
+/* The parts of the memory block, in order; without `base` only their size. */
 static uint64_t ckf_ingest_layout_(ckf_ingest *in, const ckf_ingest_config *cfg,
                                    const ckf_table *table, uint8_t *base) {
   const uint32_t configured = ckf_table_manifest(table)->configured;
@@ -974,15 +973,16 @@ static ckf_ingest_command_ *ckf_ingest_push_(ckf_ingest *in, ckf_ingest_worker_ 
   return c;
 }
 
-/* Room for n images in one piece. The used part is head .. tail, or head .. end and 0 .. tail; it
- * starts over when nothing is left, so that a lane that keeps up uses little memory. */
+/* Room for n images in one piece, which a ring of twice the limit always has: they are taken and
+ * given back in order, and what one round cannot use at its end is less than the limit. It starts
+ * over when it is empty, so that a lane that keeps up touches little memory. */
 static uint32_t ckf_ingest_ring_take_(ckf_ingest_lane_ *lane, uint32_t cap, uint32_t n) {
   uint32_t at;
-  if (lane->outstanding_images == 0) {
-    lane->head = lane->tail = 0;
+  if (lane->outstanding_images == 0 || cap - lane->tail < n) {
+    lane->tail = 0;
   }
-  at = lane->tail >= lane->head && cap - lane->tail < n ? 0 : lane->tail;
-  lane->tail = at + n;
+  at = lane->tail;
+  lane->tail += n;
   lane->outstanding_images += n;
   return at;
 }
@@ -1200,7 +1200,6 @@ static void ckf_ingest_finish_(ckf_ingest *in, ckf_ingest_worker_ *w, const ckf_
   const bool counts = out && ckf_ingest_current_(w, lane, c->epoch);
   if (c->kind == CKF_INGEST_DELTA_ && w->ended == CKF_OK) {
     lane->taken = false;
-    lane->head = c->n > 0 ? c->at + (uint32_t)c->n : lane->head;
     lane->outstanding_images -= (uint32_t)c->n;
     lane->outstanding_deltas--;
   }
