@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Kinds of ckf.json. Digests come from libxxhash, not from the code under test. Left out, and so
- * reported as skipped: probe_cost (it describes the reference search, which is not the one here).
+ * Kinds of ckf.json. Digests come from libxxhash, not from the code under test. What a vector says
+ * of the reference search is held against tests/support/reference_search.c, and the contract of all
+ * searches against ours.
  */
 
+#include "../support/reference_search.h"
 #include "vectors.h"
 
 #define CKF_STATIC /* the vectors of XXH3 need the private part */
@@ -14,6 +16,7 @@
 #include "hashfmt.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -1406,8 +1409,10 @@ static int run_lane(const json_t *vector, char *why, size_t why_cap) {
 /* ---- search ---- */
 
 typedef struct hit_table {
-  const json_t *hits;
+  const json_t *hits, *trace; /* trace: NULL, or what the reference asks for, in order */
+  size_t trace_at;
   uint64_t probes;
+  bool off_trace;
 } hit_table;
 
 static uint32_t table_row(void *user, size_t position) {
@@ -1426,91 +1431,252 @@ static uint32_t table_row(void *user, size_t position) {
   return row;
 }
 
-static int run_search(const json_t *vector, char *why, size_t why_cap) {
-  const json_t *input = vec_get(vector, "input"), *expected = vec_get(vector, "expected");
+static uint32_t traced_row(void *user, bool prefetch, size_t position, uint32_t lanes) {
+  hit_table *table = user;
+  if (table->trace) {
+    const json_t *entry = json_array_get(table->trace, table->trace_at++);
+    table->off_trace |=
+        !entry || strcmp(vec_str(json_array_get(entry, 0)), prefetch ? "prefetch" : "probe") != 0 ||
+        vec_u64(json_array_get(entry, 1)) != position || vec_u64(json_array_get(entry, 2)) != lanes;
+  }
+  return prefetch ? 0 : table_row(table, position);
+}
+
+/* The reference reproduces its own results, work and order of work. */
+static int run_reference(const json_t *input, const json_t *expected, char *why, size_t why_cap) {
+  const json_t *want = vec_get(expected, "reference"),
+               *stats = vec_get(expected, "reference_stats");
+  hit_table table = {.hits = vec_get(input, "hits"),
+                     .trace = json_object_get(expected, "reference_trace")};
+  uint32_t depths[REFERENCE_LANES];
+  reference_stats got = {0};
+  reference_search(traced_row, &table, (size_t)member_u64(input, "len"),
+                   (uint32_t)member_u64(input, "ready_mask"), (uint32_t)member_u64(input, "window"),
+                   json_is_true(vec_get(input, "fallback")), depths, &got);
+  for (size_t i = 0; i < json_array_size(want); i++)
+    ENSURE_U64("depth of the reference", depths[i], json_array_get(want, i));
+  ENSURE_U64("row_probes", got.row_probes, vec_get(stats, "row_probes"));
+  ENSURE_U64("left_edge_lanes", got.left_edge_lanes, vec_get(stats, "left_edge_lanes"));
+  ENSURE_U64("activated_lanes", got.activated_lanes, vec_get(stats, "activated_lanes"));
+  ENSURE_U64("fallback_rows", got.fallback_rows, vec_get(stats, "fallback_rows"));
+  ENSURE_U64("fallback_lane_probes", got.fallback_lane_probes,
+             vec_get(stats, "fallback_lane_probes"));
+  ENSURE_U64("provenance_skips", got.provenance_skips, vec_get(stats, "provenance_skips"));
+  ENSURE(!table.off_trace && (!table.trace || table.trace_at == json_array_size(table.trace)),
+         "the reference looks at other rows, or in another order");
+  return VEC_PASSED;
+}
+
+/* Our search, under the contract that holds for any search: the lanes of `mask` together. */
+static int run_ours(const json_t *input, const json_t *expected, uint32_t mask, char *why,
+                    size_t why_cap) {
   const json_t *linear = vec_get(expected, "linear"), *contiguous = vec_get(expected, "contiguous");
-  const uint32_t mask = (uint32_t)member_u64(input, "ready_mask");
   const size_t len = (size_t)member_u64(input, "len");
+  const uint32_t untouched = UINT32_C(0xDEADBEEF);
+  hit_table table = {.hits = vec_get(input, "hits")};
+  uint32_t depths[CKF_LANES];
+  uint64_t lanes = 0;
+  for (size_t i = 0; i < CKF_LANES; i++)
+    depths[i] = untouched;
+  ckf_search_rows(table_row, &table, len, mask, depths);
   for (uint32_t number = 0; number < CKF_LANES; number++) {
-    hit_table table = {vec_get(input, "hits"), 0};
-    uint32_t depths[CKF_LANES];
-    const uint32_t untouched = UINT32_C(0xDEADBEEF);
-    for (size_t i = 0; i < CKF_LANES; i++)
-      depths[i] = untouched;
-    ckf_search_rows(table_row, &table, len, mask & 1u << number, depths);
     if (!(mask >> number & 1)) {
-      ENSURE(depths[number] == untouched && table.probes == 0, "lane %u was searched", number);
+      ENSURE(depths[number] == untouched, "lane %u was searched", number);
       continue;
     }
     const uint64_t floor = vec_u64(json_array_get(linear, number));
+    lanes++;
     ENSURE(depths[number] <= len && depths[number] >= floor, "lane %u: depth %u, linear %" PRIu64,
            number, depths[number], floor);
     if (json_is_true(json_array_get(contiguous, number)))
       ENSURE(depths[number] == floor, "lane %u: depth %u, contiguous %" PRIu64, number,
              depths[number], floor);
-    ENSURE(table.probes <= 2 * len + 16, "lane %u: %" PRIu64 " probes", number, table.probes);
+  }
+  ENSURE(table.probes <= lanes * (2 * len + 16), "%" PRIu64 " probes", table.probes);
+  return VEC_PASSED;
+}
+
+static int run_search(const json_t *vector, char *why, size_t why_cap) {
+  const json_t *input = vec_get(vector, "input"), *expected = vec_get(vector, "expected");
+  const uint32_t mask = (uint32_t)member_u64(input, "ready_mask");
+  if (run_reference(input, expected, why, why_cap) != VEC_PASSED ||
+      run_ours(input, expected, mask, why, why_cap) != VEC_PASSED)
+    return VEC_FAILED;
+  for (uint32_t number = 0; number < CKF_LANES; number++)
+    if (run_ours(input, expected, mask & 1u << number, why, why_cap) != VEC_PASSED)
+      return VEC_FAILED;
+  return VEC_PASSED;
+}
+
+/* ---- what the reference looks at for one lane with a contiguous prefix ---- */
+
+static uint32_t prefix_row(void *user, bool prefetch, size_t position, uint32_t lanes) {
+  const uint32_t *held = user;
+  return !prefetch && position < *held ? lanes : 0;
+}
+
+static uint32_t own_prefix_row(void *user, size_t position) {
+  uint64_t *const prefix = user; /* blocks held, rows looked at */
+  prefix[1]++;
+  return position < prefix[0];
+}
+
+static int run_probe_cost(const json_t *vector, char *why, size_t why_cap) {
+  const json_t *rows = vec_get(vec_get(vector, "expected"), "rows"), *row;
+  size_t i;
+  json_array_foreach (rows, i, row) {
+    const uint32_t len = (uint32_t)member_u64(row, "len");
+    const uint32_t window = (uint32_t)member_u64(row, "window");
+    uint64_t total = 0, most = 0;
+    for (uint32_t held = 0; held <= len; held++) {
+      uint32_t depths[REFERENCE_LANES];
+      uint64_t prefix[2] = {held, 0};
+      reference_stats stats = {0};
+      reference_search(prefix_row, &held, len, 1, window, true, depths, &stats);
+      ENSURE(depths[0] == held, "the reference finds %u of %u", depths[0], held);
+      total += stats.row_probes;
+      most = stats.row_probes > most ? stats.row_probes : most;
+      ckf_search_rows(own_prefix_row, prefix, len, 1, depths);
+      ENSURE(depths[0] == held && prefix[1] <= 2 * (uint64_t)len + 16,
+             "ours finds %u of %u with %" PRIu64 " rows", depths[0], held, prefix[1]);
+    }
+    ENSURE_U64("total_row_probes", total, vec_get(row, "total_row_probes"));
+    ENSURE_U64("maximum", most, vec_get(row, "maximum"));
+    ENSURE(fabs((double)total / (len + 1) - json_number_value(vec_get(row, "average"))) < 0.0051,
+           "average of row %zu", i);
   }
   return VEC_PASSED;
 }
 
-/* ---- accuracy study: one lane after the other, against a linear scan and against the truth ----
- */
+/* ---- accuracy study: a table of 16 lanes; our search, the reference and a linear scan ---- */
 
-enum { STUDY_CHAINS = 1024, STUDY_BLOCKS = 512, STUDY_BUCKETS = 16384, STUDY_LANES = 16 };
+enum { STUDY_LANES = 16, STUDY_REFERENCES = 7 };
+
+/* How a search differs from a linear scan. */
+typedef struct study_search {
+  uint64_t lane_mismatches, over, under, wrong_best;
+  reference_stats work;
+} study_search;
 
 typedef struct study {
-  uint64_t seed;
-  uint64_t *keys; /* STUDY_CHAINS * STUDY_BLOCKS canonicals */
+  ckf_table table;
+  ckf_lane lanes[STUDY_LANES];
+  ckf_identity identities[STUDY_LANES];
+  uint32_t buckets, max_kicks, chains, chain_length;
+  uint64_t seed, epoch;
+  uint64_t *keys, *words, *rows; /* rows: 0 unknown, else 1 << 16 | lanes that hit */
   uint32_t *deltas;
   ckf_image *log;
-  uint64_t draws, failures, over, lanes_over, under, mismatches;
-  uint64_t answers;
+  uint64_t draws, failures, queries, answers;
+  study_search truth_of_linear, ours, references[STUDY_REFERENCES];
 } study;
-
-static uint32_t linear_depth(const ckf_filter *filter, const uint64_t *keys, uint32_t len) {
-  uint32_t depth = 0;
-  while (depth < len && ckf_filter_contains(filter, keys[depth]))
-    depth++;
-  return depth;
-}
 
 static uint32_t study_truth(uint32_t chain, uint32_t number, uint32_t index) {
   return (131 * chain + 37 * number + 17 * index) % 33;
 }
 
-/* Fills one lane and asks every query; the noise stream runs on from lane to lane. */
-static void study_lane(study *s, ckf_filter *filter, uint64_t *words, uint32_t index,
-                       uint32_t number, uint32_t residents, uint64_t *noise) {
-  static const uint32_t lengths[] = {1, 8, 32, 128, 512};
-  const ckf_format format = {s->seed, STUDY_BUCKETS};
+/* One row of the table, straight from its words. */
+static uint32_t study_lanes_at(const study *s, uint64_t key) {
+  const ckf_probe probe = ckf_probe_make(&s->table.manifest_.format, key);
+  uint32_t row = 0;
+  for (uint32_t number = 0; number < STUDY_LANES; number++)
+    if (ckf_word_contains(ckf_table_word(&s->table, number, probe.a), probe.fp) ||
+        ckf_word_contains(ckf_table_word(&s->table, number, probe.b), probe.fp))
+      row |= 1u << number;
+  return row;
+}
+
+typedef struct study_query {
+  const study *s;
+  const uint64_t *keys;
+} study_query;
+
+static uint32_t study_row(void *user, bool prefetch, size_t position, uint32_t lanes) {
+  const study_query *q = user;
+  uint64_t *const row = &q->s->rows[position];
+  if (prefetch)
+    return 0;
+  if (*row == 0)
+    *row = 1u << 16 | study_lanes_at(q->s, q->keys[position]);
+  return (uint32_t)*row & lanes;
+}
+
+static uint32_t best_lane(const uint32_t depths[STUDY_LANES]) {
+  uint32_t best = STUDY_LANES;
+  for (uint32_t number = 0; number < STUDY_LANES; number++)
+    if (depths[number] > 0 && (best == STUDY_LANES || depths[number] > depths[best]))
+      best = number;
+  return best;
+}
+
+static void study_compare(study_search *sum, const uint32_t depths[STUDY_LANES],
+                          const uint32_t wanted[STUDY_LANES]) {
+  for (uint32_t number = 0; number < STUDY_LANES; number++) {
+    sum->lane_mismatches += depths[number] != wanted[number];
+    sum->over += depths[number] > wanted[number] ? depths[number] - wanted[number] : 0;
+    sum->under += depths[number] < wanted[number];
+  }
+  sum->wrong_best += best_lane(depths) != best_lane(wanted);
+}
+
+/* Fills one lane; the noise stream runs on from lane to lane. */
+static void study_fill(study *s, ckf_filter *filter, uint32_t index, uint32_t number,
+                       uint32_t residents, uint64_t *noise) {
   const uint64_t start = s->seed ^ number;
+  const ckf_lease lease = {1, (uint8_t)number, s->epoch};
   uint32_t placed = 0;
-  memset(words, 0, STUDY_BUCKETS * sizeof *words);
-  if (ckf_filter_init(filter, &format, CKF_MAX_KICKS, words, s->log, s->deltas) != CKF_OK)
+  memset(s->words, 0, s->buckets * sizeof *s->words);
+  if (ckf_filter_init(filter, &s->table.manifest_.format, s->max_kicks, s->words, s->log,
+                      s->deltas) != CKF_OK)
     abort();
   ckf_filter_set_rng(filter, start);
-  for (uint32_t chain = 0; chain < STUDY_CHAINS; chain++)
+  for (uint32_t chain = 0; chain < s->chains; chain++)
     for (uint32_t i = 0; i < study_truth(chain, number, index); i++, placed++)
-      s->failures += ckf_filter_insert(filter, s->keys[chain * STUDY_BLOCKS + i]) != CKF_OK;
+      s->failures += ckf_filter_insert(filter, s->keys[chain * s->chain_length + i]) != CKF_OK;
   for (; placed < residents; placed++)
     s->failures += ckf_filter_insert(filter, ckf_rng_draw(noise)) != CKF_OK;
   s->draws += draws_between(start, ckf_filter_rng(filter));
-  for (uint32_t chain = 0; chain < STUDY_CHAINS; chain++) {
-    const uint64_t *const keys = s->keys + chain * STUDY_BLOCKS;
-    for (size_t q = 0; q < sizeof lengths / sizeof lengths[0]; q++) {
-      const uint32_t truth = study_truth(chain, number, index);
-      const uint32_t held = truth < lengths[q] ? truth : lengths[q];
-      const uint32_t linear = linear_depth(filter, keys, lengths[q]);
-      s->answers++;
-      s->over += linear > held ? linear - held : 0;
-      s->lanes_over += linear > held;
-      s->under += linear < held;
-      s->mismatches += ckf_search(&format, words, keys, lengths[q]) != linear;
-    }
+  if (ckf_lane_assign(&s->lanes[number], &s->identities[number], &lease) != CKF_OK ||
+      ckf_lane_install(&s->lanes[number], &s->identities[number], &lease, 1, s->words, s->buckets)
+              .result != CKF_LANE_SNAPSHOT_INSTALLED)
+    abort();
+}
+
+static void study_ask(study *s, const uint64_t *keys, uint32_t len, uint32_t chain, uint32_t index,
+                      const json_t *references) {
+  uint32_t linear[STUDY_LANES] = {0}, truth[STUDY_LANES], going = 0xFFFF;
+  uint64_t room[512];
+  study_query q = {s, keys};
+  ckf_matches matches;
+  ckf_query query;
+  const json_t *row;
+  size_t i;
+  for (uint32_t at = 0; at < len && going; at++) {
+    going &= study_row(&q, false, at, 0xFFFF);
+    for (uint32_t number = 0; number < STUDY_LANES; number++)
+      linear[number] += going >> number & 1;
+  }
+  for (uint32_t number = 0; number < STUDY_LANES; number++) {
+    truth[number] = study_truth(chain, number, index);
+    truth[number] = truth[number] < len ? truth[number] : len;
+  }
+  memcpy(room, keys, len * sizeof *room);
+  ckf_query_init(&query, NULL, len, room, len);
+  if (ckf_table_find(&s->table, &query, &matches) != CKF_OK || matches.lanes != 0xFFFF)
+    abort();
+  s->queries++;
+  s->answers += STUDY_LANES;
+  study_compare(&s->truth_of_linear, linear, truth);
+  study_compare(&s->ours, matches.depths, linear);
+  json_array_foreach (references, i, row) {
+    uint32_t depths[REFERENCE_LANES];
+    reference_search(study_row, &q, len, 0xFFFF, (uint32_t)member_u64(row, "window"),
+                     json_is_true(vec_get(row, "fallback")), depths, &s->references[i].work);
+    study_compare(&s->references[i], depths, linear);
   }
 }
 
-static int study_expect_fill(const ckf_filter *filter, const uint64_t *words, const json_t *fill,
+static int study_expect_fill(const study *s, const ckf_filter *filter, const json_t *fill,
                              uint32_t index, uint64_t occupancy, uint32_t number, char *why,
                              size_t why_cap) {
   const json_t *entry;
@@ -1518,55 +1684,115 @@ static int study_expect_fill(const ckf_filter *filter, const uint64_t *words, co
   json_array_foreach (fill, i, entry) {
     if (member_u64(entry, "seed_index") == index && member_u64(entry, "occupancy") == occupancy &&
         member_u64(entry, "lane") == number) {
-      ENSURE_U64("digest", digest(words, STUDY_BUCKETS), vec_get(entry, "digest"));
+      ENSURE_U64("digest", digest(s->words, s->buckets), vec_get(entry, "digest"));
       ENSURE_U64("generator", ckf_filter_rng(filter), vec_get(entry, "generator"));
     }
   }
   return VEC_PASSED;
 }
 
+/* A table of 16 lanes for one study seed; the chains of the seed. */
+static void study_open(study *s) {
+  ckf_manifest m;
+  uint64_t state = s->seed;
+  memset(&m, 0, sizeof m);
+  m.consumer_instance = 1;
+  m.format = (ckf_format){s->seed, s->buckets};
+  m.configured = 0xFFFF;
+  for (uint32_t number = 0; number < STUDY_LANES; number++)
+    m.pools[number].dc_id = number;
+  const size_t len = ckf_table_mem_size(&m);
+  if (ckf_table_init(&s->table, &m, 2, take(len, 1), len) != CKF_OK)
+    abort();
+  for (uint32_t number = 0; number < STUDY_LANES; number++) {
+    memset(&s->identities[number], 0, sizeof s->identities[number]);
+    s->identities[number].pool = m.pools[number];
+    s->identities[number].format = m.format;
+    if (ckf_lane_claim(&s->lanes[number], &s->table, number) != CKF_OK)
+      abort();
+  }
+  ckf_delta_table(s->seed, s->deltas);
+  for (uint32_t i = 0; i < s->chains * s->chain_length; i++) {
+    const uint64_t local = ckf_rng_draw(&state);
+    s->keys[i] = i % s->chain_length ? ckf_child(s->keys[i - 1], local) : local;
+  }
+}
+
+static int study_expect_rows(const study *s, const json_t *rows, char *why, size_t why_cap) {
+  const json_t *row;
+  size_t i;
+  json_array_foreach (rows, i, row) {
+    const study_search *got = &s->references[i];
+    ENSURE_U64("lane_mismatches", got->lane_mismatches, vec_get(row, "lane_mismatches"));
+    ENSURE_U64("over_report", got->over, vec_get(row, "over_report"));
+    ENSURE_U64("under_reports", got->under, vec_get(row, "under_reports"));
+    ENSURE_U64("wrong_best", got->wrong_best, vec_get(row, "wrong_best"));
+    ENSURE_U64("row_probes", got->work.row_probes, vec_get(row, "row_probes"));
+    ENSURE_U64("fallback_rows", got->work.fallback_rows, vec_get(row, "fallback_rows"));
+  }
+  return VEC_PASSED;
+}
+
+static int study_expect(const study *s, const json_t *expected, char *why, size_t why_cap) {
+  const json_t *linear = vec_get(expected, "linear");
+  ENSURE_U64("queries", s->queries, vec_get(expected, "queries"));
+  ENSURE_U64("lane answers", s->answers, vec_get(expected, "lane_observations"));
+  ENSURE_U64("failed insertions", s->failures, vec_get(expected, "insertion_failures"));
+  ENSURE_U64("draws", s->draws, vec_get(expected, "total_draws"));
+  ENSURE_U64("over-reports", s->truth_of_linear.over, vec_get(linear, "over_reports_vs_truth"));
+  ENSURE_U64("lanes too deep", s->truth_of_linear.lane_mismatches, vec_get(linear, "lanes_over"));
+  ENSURE_U64("under-reports", s->truth_of_linear.under, vec_get(linear, "under_reports"));
+  ENSURE(s->ours.lane_mismatches == 0 && s->ours.over == 0 && s->ours.under == 0 &&
+             s->ours.wrong_best == 0,
+         "%" PRIu64 " answers differ from a linear scan, %" PRIu64 " too deep, %" PRIu64
+         " too shallow, %" PRIu64 " wrong best lanes",
+         s->ours.lane_mismatches, s->ours.over, s->ours.under, s->ours.wrong_best);
+  return study_expect_rows(s, vec_get(expected, "rows"), why, why_cap);
+}
+
 static int run_study(const json_t *vector, char *why, size_t why_cap) {
-  const json_t *expected = vec_get(vector, "expected"), *linear = vec_get(expected, "linear");
-  const json_t *occupancies = vec_get(vec_get(vector, "input"), "occupancies"), *value;
-  uint64_t *words = take(STUDY_BUCKETS, sizeof *words);
+  const json_t *input = vec_get(vector, "input"), *expected = vec_get(vector, "expected");
+  const json_t *occupancies = vec_get(input, "occupancies"), *value;
+  const json_t *rows = vec_get(expected, "rows");
+  size_t lengths_len;
+  const uint64_t *lengths = numbers(vec_get(input, "query_lengths"), &lengths_len);
+  const uint32_t seeds = (uint32_t)member_u64(input, "seeds");
   ckf_filter filter;
-  study s;
-  memset(&s, 0, sizeof s);
-  s.keys = take(STUDY_CHAINS * STUDY_BLOCKS, sizeof *s.keys);
-  s.deltas = take(CKF_DELTA_TABLE_LEN, sizeof *s.deltas);
-  s.log = take(CKF_MAX_KICKS + 1, sizeof *s.log);
-  for (uint32_t index = 0; index < 8; index++) {
+  study *const s = take(1, sizeof *s);
+  s->buckets = (uint32_t)member_u64(input, "buckets");
+  s->max_kicks = (uint32_t)member_u64(input, "max_kicks");
+  s->chains = (uint32_t)member_u64(input, "chains");
+  s->chain_length = (uint32_t)member_u64(input, "chain_length");
+  s->keys = take(s->chains * s->chain_length, sizeof *s->keys);
+  s->words = take(s->buckets, sizeof *s->words);
+  s->rows = take(s->chain_length, sizeof *s->rows);
+  s->deltas = take(CKF_DELTA_TABLE_LEN, sizeof *s->deltas);
+  s->log = take(s->max_kicks + 1, sizeof *s->log);
+  ENSURE(json_array_size(rows) <= STUDY_REFERENCES && s->chain_length <= 512, "larger than known");
+  for (uint32_t index = 0; index < seeds; index++) {
     uint64_t state = CKF_DEFAULT_SEED ^ index;
     size_t at;
-    s.seed = ckf_rng_draw(&state);
-    ENSURE_U64("study seed", s.seed, json_array_get(vec_get(expected, "study_seeds"), index));
-    ckf_delta_table(s.seed, s.deltas);
-    state = s.seed;
-    for (uint32_t i = 0; i < STUDY_CHAINS * STUDY_BLOCKS; i++) {
-      const uint64_t local = ckf_rng_draw(&state);
-      s.keys[i] = i % STUDY_BLOCKS ? ckf_child(s.keys[i - 1], local) : local;
-    }
+    s->seed = ckf_rng_draw(&state);
+    ENSURE_U64("study seed", s->seed, json_array_get(vec_get(expected, "study_seeds"), index));
+    study_open(s);
     json_array_foreach (occupancies, at, value) {
       const uint64_t occupancy = vec_u64(value);
-      uint64_t noise = s.seed ^ occupancy * UINT64_C(0xD1B54A32D192ED03);
+      uint64_t noise = s->seed ^ occupancy * UINT64_C(0xD1B54A32D192ED03);
+      s->epoch++;
       for (uint32_t number = 0; number < STUDY_LANES; number++) {
-        study_lane(&s, &filter, words, index, number,
-                   (uint32_t)(STUDY_BUCKETS * 4 * occupancy / 100), &noise);
-        if (study_expect_fill(&filter, words, vec_get(expected, "fill"), index, occupancy, number,
-                              why, why_cap) != VEC_PASSED)
+        study_fill(s, &filter, index, number, (uint32_t)(s->buckets * 4 * occupancy / 100), &noise);
+        if (study_expect_fill(s, &filter, vec_get(expected, "fill"), index, occupancy, number, why,
+                              why_cap) != VEC_PASSED)
           return VEC_FAILED;
+      }
+      for (uint32_t chain = 0; chain < s->chains; chain++) {
+        memset(s->rows, 0, s->chain_length * sizeof *s->rows);
+        for (size_t q = 0; q < lengths_len; q++)
+          study_ask(s, s->keys + chain * s->chain_length, (uint32_t)lengths[q], chain, index, rows);
       }
     }
   }
-  ENSURE_U64("lane answers", s.answers, vec_get(expected, "lane_observations"));
-  ENSURE_U64("failed insertions", s.failures, vec_get(expected, "insertion_failures"));
-  ENSURE_U64("draws", s.draws, vec_get(expected, "total_draws"));
-  ENSURE_U64("over-reports", s.over, vec_get(linear, "over_reports_vs_truth"));
-  ENSURE_U64("lanes too deep", s.lanes_over, vec_get(linear, "lanes_over"));
-  ENSURE_U64("under-reports", s.under, vec_get(linear, "under_reports"));
-  /* Equal to the linear scan everywhere, so no column of the required row can be worse. */
-  ENSURE(s.mismatches == 0, "%" PRIu64 " answers differ from a linear scan", s.mismatches);
-  return VEC_PASSED;
+  return study_expect(s, expected, why, why_cap);
 }
 
 /* ---- table: every kind starts with a clean list of memory ---- */
@@ -1604,6 +1830,7 @@ KIND(end_to_end)
 KIND(publisher)
 KIND(lane)
 KIND(search)
+KIND(probe_cost)
 KIND(study)
 
 const vec_kind vec_ckf_kinds[] = {
@@ -1632,6 +1859,7 @@ const vec_kind vec_ckf_kinds[] = {
     {"publisher", start_publisher},
     {"lane", start_lane},
     {"search", start_search},
+    {"probe_cost", start_probe_cost},
     {"study", start_study},
     {NULL, NULL},
 };
