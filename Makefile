@@ -157,6 +157,9 @@ check: deps-check ## everything that must hold before a commit; ends with "N pas
 fuzz: deps-check ## every fuzz target for FUZZ_SECONDS (60); FUZZ=NAME for one, MERGE=1 keeps what was found
 	+@BUILD='$(BUILD)' MAKE='$(MAKE)' scripts/fuzz $(FUZZ)
 
+coverage: deps-check ## lines and branches of the cores that tests reach; MISSING=1 names the others
+	+@BUILD='$(BUILD)' MAKE='$(MAKE)' scripts/coverage $(if $(MISSING),--missing)
+
 demo: deps-build ## build, then show both sides at work on this machine
 	+@$(MAKE) --no-print-directory -s all
 	BUILD='$(BUILD)' tools/demo/run
@@ -204,6 +207,6 @@ help: ## this list
 	@sed -n 's/^\([a-z-]*\):.* ## \(.*\)/\1|\2/p' Makefile | awk -F'|' '{ printf "  make %-13s %s\n", $$1, $$2 }'
 
 FORCE:
-.PHONY: all tests fuzzers test check fuzz demo bench benches format format-check firmware toc deps deps-build deps-bench deps-check clean help FORCE
+.PHONY: all tests fuzzers test check fuzz coverage demo bench benches format format-check firmware toc deps deps-build deps-bench deps-check clean help FORCE
 
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)
