@@ -227,15 +227,16 @@ typedef struct ckf_block {
   uint64_t local; /* local block hash */
 } ckf_block;
 
-/** Parameters of a producer. All limits are capacities that are reserved at init. */
+/** Parameters of a producer. All limits are capacities that are reserved at init; an event that
+ * would exceed one is refused as a whole (CKF_ERR_NOSPACE). */
 typedef struct ckf_producer_config {
   ckf_config filter;
-  uint32_t
-      max_mappings;     /* 0 = 2 * expected_blocks; (member, external) pairs, about 21 bytes each */
-  uint32_t max_blocks;  /* 0 = 1.25 * expected_blocks; unique canonicals, about 15 bytes each */
-  uint32_t max_members; /* 0 = 1024; about 600 bytes each, most of it the unused part of the last
-                           chunk */
-  bool delta_table;     /* true: 256 KiB more, a lookup instead of a hash per fingerprint */
+  uint32_t max_mappings; /* 0 = 2 * expected_blocks; (member, external) pairs, 11.4 bytes each */
+  uint32_t max_blocks;   /* 0 = 1.25 * expected_blocks; unique canonicals, 10 bytes each; never more
+                            than max_mappings */
+  uint32_t max_members;  /* 0 = 1024; about 190 bytes each */
+  bool delta_table;      /* true: 256 KiB more, a lookup instead of a hash per fingerprint */
+  bool tags;             /* true: 4 bytes more per mapping for ckf_producer_find; default false */
   uint64_t hash_seed; /* keys the private hash tables; random where event sources are not trusted */
 } ckf_producer_config;
 
@@ -251,17 +252,18 @@ typedef struct ckf_outcome {
   uint32_t omitted;  /* blocks that found no place in the filter */
 } ckf_outcome;
 
-/** A drained window: absolute words of changed buckets in order of first touch. Lent until the next
- * call that changes the producer. */
+/** A drained window: absolute words of changed buckets in order of first touch, in the bytes of a
+ * CBI1 delta; read one with ckf_batch_image. Lent until the next call that changes the producer. */
 typedef struct ckf_batch {
-  const ckf_image *images;
-  size_t image_count; /* at least 1 when a batch was returned */
+  const uint8_t *images; /* CKF_CBI1_IMAGE_BYTES each */
+  size_t image_count;    /* at least 1 when a batch was returned */
 } ckf_batch;
 
 /** Counters and sizes of a producer. */
 typedef struct ckf_producer_stats {
   uint64_t members, contributions, unique_blocks, occupied_slots, pending_events;
-  uint64_t unknown_removals, parent_not_found, capacity_failures, nospace_failures;
+  uint64_t unknown_removals, parent_not_found, capacity_failures;
+  uint64_t nospace_blocks; /* blocks of the events that CKF_ERR_NOSPACE refused */
   uint64_t physical_touches, distinct_touched, emitted, net_reverted;
   uint64_t generator;    /* state of the relocation generator */
   uint64_t mem_bytes;    /* the whole memory block */
@@ -273,39 +275,40 @@ typedef struct ckf_producer_stats {
 typedef struct ckf_mapping {
   uint64_t external;
   uint64_t canonical;
-  uint32_t tag;
+  uint32_t tag; /* 0 in a producer without tags */
 } ckf_mapping;
 
 /* Private parts of a producer, complete in the implementation. */
-struct ckf_record_;
-struct ckf_chunk_;
 struct ckf_slot_;
-struct ckf_block_row_;
-typedef struct ckf_index_ {
-  uint32_t *rows; /* 16 words each: 15 ids and the count of keys that went past */
+struct ckf_spill_;
+typedef struct ckf_table_ {
+  uint64_t *rows; /* of 64 bytes, aligned to 64 */
+  uint64_t key, factor, inverse;
   uint32_t row_count;
-  uint32_t id_mask; /* the low bits of an entry: id + 1; the rest is a tag of the hash */
-} ckf_index_;
+  uint32_t implied; /* bits of a hash that need not be stored because the row tells them */
+} ckf_table_;
 
 /** Exact state, filter and publication window of one pool; private fields, size may change. */
 typedef struct ckf_producer {
   ckf_filter filter_;
   ckf_producer_config cfg_;
-  ckf_index_ mapping_index_, member_index_;
-  struct ckf_record_ *records_; /* mappings, in chunks that belong to one member each */
-  struct ckf_chunk_ *chunks_;
-  struct ckf_slot_ *slots_;       /* members */
-  struct ckf_block_row_ *blocks_; /* hash table of unique canonicals */
-  ckf_member *sorted_;            /* scratch for the ordered member list */
+  ckf_table_ mappings_, blocks_;
+  uint32_t *tags_;           /* one per place of a mapping, or NULL */
+  struct ckf_slot_ *slots_;  /* members */
+  uint64_t *regions_;        /* per slot: where in the table its mappings are */
+  uint32_t *member_index_;   /* hash table of slot + 1 */
+  struct ckf_spill_ *spill_; /* owner counts that do not fit a block's cell */
+  ckf_member *sorted_;       /* scratch for the ordered member list */
   uint64_t *dirty_bits_;
-  ckf_image *dirty_; /* touched buckets with their word at first touch */
+  uint8_t *dirty_; /* touched buckets with their word at first touch, as images of a delta */
   uint32_t dirty_len_;
-  uint32_t chunk_cap_, chunk_used_, chunk_free_;
+  uint32_t slot_bits_, match_bits_, region_shift_, owner_bits_;
+  uint32_t member_mask_, spill_mask_;
   uint32_t slot_used_, slot_free_, member_count_;
-  uint32_t block_row_count_, block_count_, resident_count_, mapping_count_;
+  uint32_t block_count_, resident_count_, mapping_count_;
   uint64_t changes_; /* events and removals so far: a rebuild must not miss one */
   uint64_t pending_;
-  uint64_t unknown_removals_, parent_not_found_, capacity_failures_, nospace_failures_;
+  uint64_t unknown_removals_, parent_not_found_, capacity_failures_, nospace_blocks_;
   uint64_t physical_touches_, distinct_touched_, emitted_, net_reverted_;
   size_t mem_bytes_, exact_bytes_;
   ckf_member last_pushed_;
@@ -659,7 +662,10 @@ CKF_API CKF_MUST_USE int ckf_producer_init_abi(ckf_producer *p, size_t p_size,
  * Whole or nothing, except CKF_ERR_CAPACITY_EXHAUSTED, where everything stands and `out->omitted`
  * blocks have owners but no place in the filter. CKF_ERR_PARENT_NOT_FOUND,
  * CKF_ERR_INVALID_BLOCK_SEQUENCE, CKF_ERR_OWNERSHIP_OVERFLOW: the source is wrong, the event is
- * refused; CKF_ERR_NOSPACE: a limit of the configuration is reached; CKF_ERR_UNSUPPORTED_DOMAIN:
+ * refused. CKF_ERR_NOSPACE: a limit of the configuration is reached, or,
+ * practically never below the limits, the tables have no place within reach; nothing of the event
+ * is kept, its blocks are counted in `nospace_blocks`, and the producer goes on: later children of
+ * these blocks are CKF_ERR_PARENT_NOT_FOUND, their removals unknown. CKF_ERR_UNSUPPORTED_DOMAIN:
  * does not count; CKF_ERR_INVARIANT: fence and rebuild. A refused event still counts for the
  * cadence. `out` must not be NULL. */
 CKF_API int ckf_producer_stored(ckf_producer *p, const ckf_member *member, enum ckf_tier tier,
@@ -681,6 +687,10 @@ CKF_API CKF_MUST_USE int ckf_producer_remove_worker(ckf_producer *p, uint64_t wo
 /** Closes the window: 1 = `out` holds a batch, 0 = nothing changed, negative = error. Pending
  * events are 0 afterwards. */
 CKF_API CKF_MUST_USE int ckf_producer_drain(ckf_producer *p, ckf_batch *out);
+/** Image i < image_count of a batch. */
+CKF_API ckf_image ckf_batch_image(const ckf_batch *batch, size_t i);
+/** Writes image i of a batch that the caller makes of his own bytes. */
+CKF_API void ckf_batch_put(uint8_t *images, size_t i, ckf_image image);
 
 CKF_API const ckf_format *ckf_producer_format(const ckf_producer *p);
 /** The bucket_count words as they are now, drained or not. */
@@ -689,6 +699,8 @@ CKF_API const uint64_t *ckf_producer_words(const ckf_producer *p);
 CKF_API uint64_t ckf_producer_pending(const ckf_producer *p);
 /** True when a drain would have something to look at. */
 CKF_API bool ckf_producer_has_pending(const ckf_producer *p);
+/** True when mappings have tags, see ckf_producer_config. */
+CKF_API bool ckf_producer_has_tags(const ckf_producer *p);
 CKF_API void ckf_producer_stats_get(const ckf_producer *p, ckf_producer_stats *out);
 /** Buckets with at least one fingerprint: a full scan, for diagnostics. */
 CKF_API uint64_t ckf_producer_occupied_buckets(const ckf_producer *p);
@@ -698,9 +710,9 @@ CKF_API bool ckf_producer_contains(const ckf_producer *p, uint64_t canonical);
  * 0 = no owner. */
 CKF_API int ckf_producer_owners(const ckf_producer *p, uint64_t canonical, uint32_t *owners,
                                 bool *resident);
-/** 1 = mapped: its canonical and the caller's 32-bit tag (either may be NULL); 0 = not mapped. A
- * new mapping has tag 0; the tag dies with the mapping; the pointer is valid until the next event
- * or removal. */
+/** 1 = mapped: its canonical and the caller's 32-bit tag (either may be NULL); 0 = not mapped.
+ * `*tag` is NULL in a producer without tags. A new mapping has tag 0; the tag dies with the
+ * mapping; the pointer is valid until the next event or removal. */
 CKF_API int ckf_producer_find(ckf_producer *p, const ckf_member *member, uint64_t external,
                               uint64_t *canonical, uint32_t **tag);
 /** Mappings of a member, 0 when it does not exist. */
@@ -712,7 +724,7 @@ CKF_API const ckf_member *ckf_producer_members(ckf_producer *p, size_t *count);
 CKF_API int ckf_producer_mapping_next(const ckf_producer *p, const ckf_member *member,
                                       uint32_t *cursor, ckf_mapping *out);
 /** Verifies every invariant by brute force (tests): CKF_OK or CKF_ERR_INVARIANT. */
-CKF_API CKF_MUST_USE int ckf_producer_check_(ckf_producer *p);
+CKF_API CKF_MUST_USE int ckf_producer_check_(const ckf_producer *p);
 
 /* ==== rebuild ==== */
 /*
@@ -774,6 +786,11 @@ CKF_API CKF_MUST_USE ptrdiff_t ckf_cbi1_delta_encode(const ckf_format *format, u
                                                      uint64_t base_epoch, uint64_t epoch,
                                                      const ckf_image *images, size_t image_count,
                                                      uint8_t *out, size_t cap);
+/** The same for the batch of a producer with this format. */
+CKF_API CKF_MUST_USE ptrdiff_t ckf_cbi1_batch_encode(const ckf_format *format, uint64_t dc_id,
+                                                     uint64_t base_epoch, uint64_t epoch,
+                                                     const ckf_batch *batch, uint8_t *out,
+                                                     size_t cap);
 /** Number of chunks at `chunk_buckets` (1 .. 524,288) words each; 0 for impossible arguments. */
 CKF_API uint32_t ckf_cbi1_chunk_count(const ckf_format *format, uint32_t chunk_buckets);
 /** Bytes of one chunk's frame; 0 for impossible arguments. */
@@ -1798,79 +1815,75 @@ size_t ckf_filter_contains_n(const ckf_filter *filter, const uint64_t *keys, siz
 
 /* ==== producer (impl) ==== */
 /*
- * Four arrays hold the exact state:
+ * Two tables of 64-byte rows hold the exact state; both store a key as the part of a reversible
+ * hash that its row does not tell already.
  *
- * - slots: one per member, with the number of its mappings and its first and last chunk
- * - records: the mappings, in chunks of 32 that belong to one member, dense: the last record of a
- *   member fills the hole of a removed one, so walking or dropping a member touches no other
- * - index: (member, external) to record number
- * - blocks: canonical to owners and flags, in place
+ * - mappings: six to a row, (slot of the member, external) to block number. A key has two candidate
+ *   rows, each computed from the other. It goes into the first one if it can, and entries move to
+ *   their other row to make room, so the table may be 15/16 full. Nothing refers to a mapping's
+ * place.
+ * - blocks: eight cells to a row, canonical to owners and state. A block stays where it is, because
+ *   mappings name its place: in the first of its two rows, in the other one, in the row behind the
+ *   first, behind the other, and so on. The table may be 4/5 full.
  *
- * The index and the block table are made of 64-byte rows. A key goes into the first row with room,
- * from its home row on, and each full row it passes counts it in `past`. A search ends at the first
- * row that nobody passed, a removal takes its counts back, and nothing ever moves or leaves a
- * tombstone.
+ * Each row counts the keys that it should hold and that are elsewhere, so most searches read one
+ * row.
+ *
+ * Beside them: slots (one per member), an index of the slots, and per slot a bitmap of the regions
+ * of the mapping table that may hold one of its mappings. An insertion sets a bit, a clear scans
+ * the regions that are set and resets them: every scan of a region was paid for by an insertion.
  */
 
-#define CKF_CHUNK_LEN_ 32u
-#define CKF_ROW_IDS_ 15u  /* of an index row; the 16th word is `past` */
-#define CKF_ROW_CELLS_ 5u /* of a block row */
-#define CKF_ID_STEP_ 8u   /* block number = row * 8 + cell */
+#define CKF_ROW_WORDS_ 8u
+#define CKF_ROW_ENTRIES_ 6u /* of a mapping row: one word each, and 20 bits in the last two */
+#define CKF_EXTRA_BITS_ 20u
+#define CKF_ENTRY_BITS_ ((1u << CKF_ROW_ENTRIES_) - 1)
+#define CKF_NEW_ (1u << (CKF_EXTRA_BITS_ - 1)) /* extra bit: made by the event under way */
+#define CKF_AWAY_SHIFT_ 60u /* in the word behind the entries: how many are in their second row */
+#define CKF_AWAY_MAX_ 15u   /* stays: how many more there are is not known */
+#define CKF_USED_ 1u
+#define CKF_SECOND_ 2u        /* the entry is in the second of its rows */
+#define CKF_SEARCH_ROWS_ 128u /* that an insertion looks at before it gives up */
+#define CKF_REGIONS_ 1024u    /* at most */
+#define CKF_REGION_WORDS_ (CKF_REGIONS_ / 64)
 
-#define CKF_OWNERS_ UINT32_C(0x3FFFFFFF)
-#define CKF_RESIDENT_ UINT32_C(0x40000000)
-#define CKF_TRIED_ UINT32_C(0x80000000) /* refused by the filter during the current event */
+/* A block's cell, from the low end: owners, way to the row, rest of the hash; from the high end: a
+ * bit that counts blocks elsewhere, state. A way is twice the number of rows behind the first one
+ * or, plus one, behind the other one. */
+#define CKF_AWAY_ (UINT64_C(1) << 63) /* set in one cell per block that is elsewhere */
+#define CKF_STATE_SHIFT_ 61u
+#define CKF_STATE_ (UINT64_C(3) << CKF_STATE_SHIFT_)
+#define CKF_OMITTED_ 0u
+#define CKF_RESIDENT_ 1u
+#define CKF_TRIED_ 2u /* refused by the filter during the current event */
+#define CKF_FRESH_ 3u /* made by the current event, not yet offered to the filter */
+#define CKF_WAY_BITS_ 5u
+#define CKF_WAYS_ (1u << CKF_WAY_BITS_)
+#define CKF_MIN_BLOCK_ROWS_ 2048u /* the rest of smaller hashes would not fit a cell */
+#define CKF_OWNER_BITS_MAX_ 16u
 
-/* Of each configured limit: numbers and owners fit their bits. */
+#define CKF_MAX_OWNERS_ UINT32_C(0x3FFFFFFF)
+#define CKF_EVENT_ 32u /* blocks of an event that are hashed and prefetched together */
+
+/* Of each configured limit: numbers fit their bits. */
 #define CKF_MAX_LIMIT_ (UINT32_C(1) << 29)
-
-typedef struct ckf_record_ {
-  uint64_t external;
-  uint32_t block;
-  uint32_t tag;
-} ckf_record_;
-
-typedef struct ckf_chunk_ {
-  uint32_t slot;
-  uint32_t prev, next; /* chunks of the member, or the free list */
-} ckf_chunk_;
+#define CKF_MAX_MEMBERS_ (UINT32_C(1) << 20)
 
 typedef struct ckf_slot_ {
   uint64_t worker_id;
-  uint64_t salt; /* enters the hash of the member's externals */
-  uint32_t dp_rank;
-  uint32_t count;      /* mappings; 0 = free */
-  uint32_t head, tail; /* chunks; in the free list head is the next free slot */
+  uint64_t salt;    /* enters the hash of the member's externals */
+  uint32_t dp_rank; /* of a free slot: the next free one */
+  uint32_t count;   /* mappings; 0 = free */
 } ckf_slot_;
 
-typedef struct ckf_block_cell_ {
-  uint32_t canonical_lo, canonical_hi;
-  uint32_t state; /* owners and flags; 0 = free */
-} ckf_block_cell_;
-
-typedef struct ckf_block_row_ {
-  uint32_t past;
-  ckf_block_cell_ cells[CKF_ROW_CELLS_];
-} ckf_block_row_;
+typedef struct ckf_spill_ {
+  uint32_t block; /* number + 1; 0 = free */
+  uint32_t owners;
+} ckf_spill_;
 
 static inline void ckf_count_(uint64_t *counter, uint64_t n) {
   *counter = n > UINT64_MAX - *counter ? UINT64_MAX : *counter + n;
 }
-
-static inline uint64_t ckf_table_hash_(uint64_t key, uint64_t salt) {
-  return ckf_xxh3_fold(key ^ salt, UINT64_C(0x9FB21C651E98DF25));
-}
-
-/* Spreads the upper half of a hash over n rows; the lower half stays free for tags. */
-static inline uint32_t ckf_row_of_(uint64_t hash, uint32_t n) {
-  return (uint32_t)(((hash >> 32) * n) >> 32);
-}
-
-static inline uint32_t ckf_row_next_(uint32_t row, uint32_t n) {
-  return row + 1 == n ? 0 : row + 1;
-}
-
-/* ---- index: hash -> number ---- */
 
 static inline unsigned ckf_lowest_(uint32_t bits) {
 #if defined(__GNUC__)
@@ -1884,118 +1897,103 @@ static inline unsigned ckf_lowest_(uint32_t bits) {
 #endif
 }
 
-/* Bit i is set when ids[i] & mask equals want. */
-#if defined(__SSE2__) && defined(__GNUC__)
-typedef uint32_t ckf_four_ __attribute__((vector_size(16), may_alias));
-typedef float ckf_four_float_ __attribute__((vector_size(16)));
-
-static inline uint32_t ckf_row_match_(const uint32_t *ids, uint32_t want, uint32_t mask) {
-  const ckf_four_ *const fours = (const ckf_four_ *)(const void *)ids; /* rows are aligned to 64 */
-  const ckf_four_ wants = {want, want, want, want}, masks = {mask, mask, mask, mask};
-  uint32_t bits = 0;
-  unsigned i;
-  for (i = 0; i < 4; i++) {
-    const ckf_four_float_ equal = (ckf_four_float_)((fours[i] & masks) == wants);
-    bits |= (uint32_t)__builtin_ia32_movmskps(equal) << 4 * i;
-  }
-  return bits & ((1u << CKF_ROW_IDS_) - 1);
-}
-#else
-static inline uint32_t ckf_row_match_(const uint32_t *ids, uint32_t want, uint32_t mask) {
-  uint32_t bits = 0, i;
-  for (i = 0; i < CKF_ROW_IDS_; i++) {
-    bits |= (uint32_t)((ids[i] & mask) == want) << i;
+/* Bits that numbers below n need. */
+static inline unsigned ckf_width_(uint64_t n) {
+  unsigned bits = 0;
+  while (bits < 64 && UINT64_C(1) << bits < n) {
+    bits++;
   }
   return bits;
 }
+
+/* ---- reversible hashes ---- */
+
+#define CKF_GOLDEN_ UINT64_C(0x9E3779B97F4A7C15)
+#define CKF_GOLDEN_INVERSE_ UINT64_C(0xF1DE83E19937733D)
+#define CKF_MX_2_INVERSE_ UINT64_C(0x02AB9C720D1024AD)
+
+static uint64_t ckf_odd_inverse_(uint64_t odd) {
+  uint64_t x = odd; /* right in the lowest 3 bits; each step doubles them */
+  unsigned i;
+  for (i = 0; i < 5; i++) {
+    x *= 2 - odd * x;
+  }
+  return x;
+}
+
+static inline uint64_t ckf_scramble_(const ckf_table_ *t, uint64_t key) {
+  const uint64_t x = (key ^ t->key) * t->factor;
+  return x ^ x >> 32;
+}
+
+static inline uint64_t ckf_unscramble_(const ckf_table_ *t, uint64_t hash) {
+  return (hash ^ hash >> 32) * t->inverse ^ t->key;
+}
+
+/* Row of a hash, and the rest of it: 64 - implied bits. The upper half times the number of rows is
+ * the row and a fraction, whose last bits say nothing that the others do not say. */
+static inline uint32_t ckf_split_(const ckf_table_ *t, uint64_t hash, uint64_t *rest) {
+  const uint64_t wide = (hash >> 32) * t->row_count;
+  *rest = (wide & 0xFFFFFFFFu) >> t->implied << 32 | (hash & 0xFFFFFFFFu);
+  return (uint32_t)(wide >> 32);
+}
+
+static inline uint64_t ckf_join_(const ckf_table_ *t, uint32_t row, uint64_t rest) {
+  const uint64_t wide = (uint64_t)row << 32 | rest >> 32 << t->implied;
+  return (wide + t->row_count - 1) / t->row_count << 32 | (rest & 0xFFFFFFFFu);
+}
+
+/* A key's second row given the first, and the first given the second. */
+static inline uint32_t ckf_other_row_(const ckf_table_ *t, uint32_t row, uint64_t rest) {
+  const uint64_t spread = rest * CKF_GOLDEN_ >> 32;
+  const uint32_t sum = (uint32_t)(spread * t->row_count >> 32);
+  return sum >= row ? sum - row : sum + t->row_count - row;
+}
+
+static inline uint64_t *ckf_row_(const ckf_table_ *t, uint32_t row) {
+  return t->rows + (size_t)row * CKF_ROW_WORDS_;
+}
+
+/* Bit i is set when the lower half of word i, under the mask, is `want`. */
+#if defined(__SSE2__) && defined(__GNUC__)
+typedef uint32_t ckf_four_ __attribute__((vector_size(16), may_alias));
+typedef float ckf_four_float_ __attribute__((vector_size(16), may_alias));
+
+static inline uint32_t ckf_four_match_(const uint64_t *words, ckf_four_ want, ckf_four_ mask) {
+  const ckf_four_float_ *const at = (const ckf_four_float_ *)(const void *)words;
+  const ckf_four_ lower = (ckf_four_)__builtin_ia32_shufps(at[0], at[1], 0x88);
+  return (uint32_t)__builtin_ia32_movmskps((ckf_four_float_)((lower & mask) == want));
+}
+
+static inline uint32_t ckf_row_match_(const uint64_t *row, uint32_t want, uint32_t mask) {
+  const ckf_four_ wants = {want, want, want, want}, masks = {mask, mask, mask, mask};
+  return ckf_four_match_(row, wants, masks) | ckf_four_match_(row + 4, wants, masks) << 4;
+}
+#else
+static inline uint32_t ckf_row_match_(const uint64_t *row, uint32_t want, uint32_t mask) {
+  uint32_t here = 0, i;
+  for (i = 0; i < CKF_ROW_WORDS_; i++) {
+    here |= (uint32_t)(((uint32_t)row[i] & mask) == want) << i;
+  }
+  return here;
+}
 #endif
 
-static inline uint32_t *ckf_index_row_(const ckf_index_ *x, uint32_t row) {
-  return x->rows + (size_t)row * 16;
+/* Undoes the last steps of the hash of 8 bytes. The step with two rotations is its own inverse
+ * after 64 rounds, so 63 rounds undo it; squaring it doubles the distances. */
+static inline uint64_t ckf_unfinish_(uint64_t h) {
+  h = (h ^ h >> 28 ^ h >> 56) * CKF_MX_2_INVERSE_;
+  h = (h ^ ((h >> 35) + 8)) * CKF_MX_2_INVERSE_;
+  h ^= ckf_xxh3_rotl(h, 49) ^ ckf_xxh3_rotl(h, 24);
+  h ^= ckf_xxh3_rotl(h, 34) ^ ckf_xxh3_rotl(h, 48);
+  h ^= ckf_xxh3_rotl(h, 4) ^ ckf_xxh3_rotl(h, 32);
+  return ckf_xxh3_rotl(h, 56);
 }
 
-static inline uint32_t ckf_index_entry_(const ckf_index_ *x, uint64_t hash, uint32_t id) {
-  return ((uint32_t)hash & ~x->id_mask) | (id + 1);
-}
-
-static inline void ckf_index_prefetch_(const ckf_index_ *x, uint64_t hash) {
-  CKF_PREFETCH_(ckf_index_row_(x, ckf_row_of_(hash, x->row_count)));
-}
-
-/* Where a search stands: the row, and the ids in it that are still to be looked at. */
-typedef struct ckf_walk_ {
-  uint32_t row, steps, tag, bits;
-} ckf_walk_;
-
-static inline ckf_walk_ ckf_walk_start_(const ckf_index_ *x, uint64_t hash) {
-  ckf_walk_ w;
-  w.row = ckf_row_of_(hash, x->row_count);
-  w.steps = 0;
-  w.tag = (uint32_t)hash & ~x->id_mask;
-  w.bits = ckf_row_match_(ckf_index_row_(x, w.row), w.tag, ~x->id_mask);
-  return w;
-}
-
-/* The next id whose tag fits, or CKF_NONE_ after the last. */
-static inline uint32_t ckf_walk_next_(const ckf_index_ *x, ckf_walk_ *w) {
-  for (;;) {
-    const uint32_t *const ids = ckf_index_row_(x, w->row);
-    while (w->bits) {
-      const uint32_t entry = ids[ckf_lowest_(w->bits)];
-      w->bits &= w->bits - 1;
-      if (entry & x->id_mask) { /* a free place has tag 0 too */
-        return (entry & x->id_mask) - 1;
-      }
-    }
-    if (ids[CKF_ROW_IDS_] == 0 || ++w->steps == x->row_count) {
-      return CKF_NONE_;
-    }
-    w->row = ckf_row_next_(w->row, x->row_count);
-    w->bits = ckf_row_match_(ckf_index_row_(x, w->row), w->tag, ~x->id_mask);
-  }
-}
-
-/* Caller ensures that fewer ids are in than the table was sized for, so there is a free place. */
-static inline void ckf_index_insert_(ckf_index_ *x, uint64_t hash, uint32_t id) {
-  uint32_t row = ckf_row_of_(hash, x->row_count);
-  for (;;) {
-    uint32_t *const ids = ckf_index_row_(x, row);
-    const uint32_t room = ckf_row_match_(ids, 0, UINT32_MAX);
-    if (room) {
-      ids[ckf_lowest_(room)] = ckf_index_entry_(x, hash, id);
-      return;
-    }
-    ids[CKF_ROW_IDS_]++;
-    row = ckf_row_next_(row, x->row_count);
-  }
-}
-
-/* Where (hash, id) is, or NULL; `unpass` takes its counts back on the way. */
-static inline uint32_t *ckf_index_locate_(ckf_index_ *x, uint64_t hash, uint32_t id, bool unpass) {
-  const uint32_t entry = ckf_index_entry_(x, hash, id);
-  uint32_t row = ckf_row_of_(hash, x->row_count);
-  uint32_t steps;
-  for (steps = 0; steps < x->row_count; steps++) {
-    uint32_t *const ids = ckf_index_row_(x, row);
-    const uint32_t here = ckf_row_match_(ids, entry, UINT32_MAX);
-    if (here) {
-      return &ids[ckf_lowest_(here)];
-    }
-    if (ids[CKF_ROW_IDS_] == 0) {
-      break;
-    }
-    ids[CKF_ROW_IDS_] -= unpass;
-    row = ckf_row_next_(row, x->row_count);
-  }
-  return NULL;
-}
-
-/* The id must be in: a miss would spoil the counts, and callers have just found it. */
-static inline void ckf_index_erase_(ckf_index_ *x, uint64_t hash, uint32_t id) {
-  uint32_t *const place = ckf_index_locate_(x, hash, id, true);
-  if (place) {
-    *place = 0;
-  }
+/* The canonical of the filter's hash of it. */
+static inline uint64_t ckf_unmix_(const ckf_producer *p, uint64_t mixed) {
+  const uint64_t key = ckf_unfinish_(ckf_filter_mix_(&p->filter_, 0));
+  return ckf_xxh3_rotl(ckf_unfinish_(mixed) ^ key, 32);
 }
 
 /* ---- members ---- */
@@ -2005,20 +2003,22 @@ static inline uint64_t ckf_member_hash_(const ckf_producer *p, const ckf_member 
 }
 
 static uint32_t ckf_member_find_(const ckf_producer *p, const ckf_member *m) {
-  ckf_walk_ walk = ckf_walk_start_(&p->member_index_, ckf_member_hash_(p, m));
-  uint32_t slot;
-  while ((slot = ckf_walk_next_(&p->member_index_, &walk)) != CKF_NONE_ &&
-         (p->slots_[slot].worker_id != m->worker_id || p->slots_[slot].dp_rank != m->dp_rank)) {
+  uint32_t at = (uint32_t)ckf_member_hash_(p, m) & p->member_mask_;
+  for (; p->member_index_[at]; at = (at + 1) & p->member_mask_) {
+    const ckf_slot_ *const s = &p->slots_[p->member_index_[at] - 1];
+    if (s->worker_id == m->worker_id && s->dp_rank == m->dp_rank) {
+      return p->member_index_[at] - 1;
+    }
   }
-  return slot;
+  return CKF_NONE_;
 }
 
 /* A member without mappings; CKF_NONE_ when all slots are taken. */
 static uint32_t ckf_member_add_(ckf_producer *p, const ckf_member *m) {
-  uint32_t slot = p->slot_free_;
+  uint32_t slot = p->slot_free_, at;
   ckf_slot_ *s;
   if (slot != CKF_NONE_) {
-    p->slot_free_ = p->slots_[slot].head;
+    p->slot_free_ = p->slots_[slot].dp_rank;
   } else if (p->slot_used_ < p->cfg_.max_members) {
     slot = p->slot_used_++;
   } else {
@@ -2029,185 +2029,499 @@ static uint32_t ckf_member_add_(ckf_producer *p, const ckf_member *m) {
   s->dp_rank = m->dp_rank;
   s->salt = ckf_member_hash_(p, m);
   s->count = 0;
-  s->head = s->tail = CKF_NONE_;
-  ckf_index_insert_(&p->member_index_, s->salt, slot);
+  for (at = (uint32_t)s->salt & p->member_mask_; p->member_index_[at];) {
+    at = (at + 1) & p->member_mask_;
+  }
+  p->member_index_[at] = slot + 1;
   p->member_count_++;
   return slot;
 }
 
 static void ckf_member_drop_if_empty_(ckf_producer *p, uint32_t slot) {
   ckf_slot_ *const s = &p->slots_[slot];
-  if (s->count == 0) {
-    ckf_index_erase_(&p->member_index_, s->salt, slot);
-    s->head = p->slot_free_;
-    p->slot_free_ = slot;
-    p->member_count_--;
+  const uint32_t mask = p->member_mask_;
+  uint32_t hole, at;
+  if (s->count > 0) {
+    return;
   }
+  for (hole = (uint32_t)s->salt & mask; p->member_index_[hole] != slot + 1;) {
+    hole = (hole + 1) & mask;
+  }
+  for (at = (hole + 1) & mask; p->member_index_[at]; at = (at + 1) & mask) {
+    const uint32_t home = (uint32_t)p->slots_[p->member_index_[at] - 1].salt & mask;
+    if (((at - home) & mask) >= ((at - hole) & mask)) { /* it may stand in the hole */
+      p->member_index_[hole] = p->member_index_[at];
+      hole = at;
+    }
+  }
+  p->member_index_[hole] = 0;
+  CKF_MEMSET(p->regions_ + (size_t)slot * CKF_REGION_WORDS_, 0, CKF_REGIONS_ / 8);
+  s->dp_rank = p->slot_free_;
+  p->slot_free_ = slot;
+  p->member_count_--;
+}
+
+/* ---- owner counts that do not fit ---- */
+
+/* The place of a block, or the free one where it belongs: there is always one, see the layout. */
+static ckf_spill_ *ckf_spill_find_(const ckf_producer *p, uint32_t block) {
+  uint32_t at = (uint32_t)(block * CKF_GOLDEN_ >> 32) & p->spill_mask_;
+  while (p->spill_[at].block && p->spill_[at].block != block + 1) {
+    at = (at + 1) & p->spill_mask_;
+  }
+  return &p->spill_[at];
+}
+
+static void ckf_spill_drop_(ckf_producer *p, ckf_spill_ *place) {
+  const uint32_t mask = p->spill_mask_;
+  uint32_t hole = (uint32_t)(place - p->spill_), at;
+  for (at = (hole + 1) & mask; p->spill_[at].block; at = (at + 1) & mask) {
+    const uint32_t home = (uint32_t)((p->spill_[at].block - 1) * CKF_GOLDEN_ >> 32) & mask;
+    if (((at - home) & mask) >= ((at - hole) & mask)) {
+      p->spill_[hole] = p->spill_[at];
+      hole = at;
+    }
+  }
+  p->spill_[hole].block = 0;
 }
 
 /* ---- blocks ---- */
 
-static inline uint64_t ckf_block_hash_(const ckf_producer *p, uint64_t canonical) {
-  return ckf_table_hash_(canonical, p->cfg_.hash_seed);
+static inline uint64_t *ckf_cell_(const ckf_producer *p, uint32_t block) {
+  return &p->blocks_.rows[block];
 }
 
-static inline ckf_block_cell_ *ckf_block_cell_of_(const ckf_producer *p, uint32_t block) {
-  return &p->blocks_[block / CKF_ID_STEP_].cells[block % CKF_ID_STEP_];
+static inline uint32_t ckf_cell_state_(uint64_t cell) {
+  return (uint32_t)(cell >> CKF_STATE_SHIFT_) & 3;
 }
 
-static inline uint64_t ckf_block_canonical_(const ckf_block_cell_ *cell) {
-  return (uint64_t)cell->canonical_hi << 32 | cell->canonical_lo;
+static inline void ckf_cell_set_state_(uint64_t *cell, uint32_t state) {
+  *cell = (*cell & ~CKF_STATE_) | (uint64_t)state << CKF_STATE_SHIFT_;
 }
 
-static inline uint32_t ckf_block_find_(const ckf_producer *p, uint64_t canonical, uint64_t hash) {
-  const uint32_t lo = (uint32_t)canonical, hi = (uint32_t)(canonical >> 32);
-  uint32_t row = ckf_row_of_(hash, p->block_row_count_);
-  uint32_t steps;
-  for (steps = 0; steps < p->block_row_count_; steps++) {
-    const ckf_block_row_ *const r = &p->blocks_[row];
-    uint32_t i, here = 0;
-    for (i = 0; i < CKF_ROW_CELLS_; i++) { /* one branch at the end costs less than five */
-      const ckf_block_cell_ *const cell = &r->cells[i];
-      const uint32_t differs = (cell->canonical_lo ^ lo) | (cell->canonical_hi ^ hi);
-      here |= (uint32_t)(differs == 0 && cell->state != 0) << i;
+/* Largest number of owners in a cell; it means that the number is in the spill. */
+static inline uint32_t ckf_cell_full_(const ckf_producer *p) { return (1u << p->owner_bits_) - 1; }
+
+static inline uint32_t ckf_cell_owners_(const ckf_producer *p, uint64_t cell) {
+  return (uint32_t)cell & ckf_cell_full_(p);
+}
+
+static uint32_t ckf_block_owners_(const ckf_producer *p, uint32_t block) {
+  const uint32_t owners = ckf_cell_owners_(p, *ckf_cell_(p, block));
+  return owners == ckf_cell_full_(p) ? ckf_spill_find_(p, block)->owners : owners;
+}
+
+static inline uint32_t ckf_row_after_(const ckf_table_ *t, uint32_t row, uint32_t round) {
+  row += round;
+  return row < t->row_count ? row : row - t->row_count;
+}
+
+static inline uint32_t ckf_cell_way_(const ckf_producer *p, uint64_t cell) {
+  return (uint32_t)(cell >> p->owner_bits_) % CKF_WAYS_;
+}
+
+/* The home row of a cell and, as *rest, what it stores of the hash. */
+static inline uint32_t ckf_block_home_(const ckf_producer *p, uint32_t block, uint64_t *rest) {
+  const uint64_t cell = *ckf_cell_(p, block) & ~(CKF_STATE_ | CKF_AWAY_);
+  const uint32_t way = ckf_cell_way_(p, cell), round = way / 2;
+  uint32_t row = block / CKF_ROW_WORDS_;
+  *rest = cell >> (p->owner_bits_ + CKF_WAY_BITS_);
+  row = row >= round ? row - round : row + p->blocks_.row_count - round;
+  return way % 2 ? ckf_other_row_(&p->blocks_, row, *rest) : row;
+}
+
+/* The filter's hash of a block. */
+static inline uint64_t ckf_block_mixed_(const ckf_producer *p, uint32_t block) {
+  uint64_t rest;
+  const uint32_t home = ckf_block_home_(p, block, &rest);
+  return ckf_unscramble_(&p->blocks_, ckf_join_(&p->blocks_, home, rest));
+}
+
+static uint64_t ckf_block_canonical_(const ckf_producer *p, uint32_t block) {
+  return ckf_unmix_(p, ckf_block_mixed_(p, block));
+}
+
+/* The cell of a block without owners and state. */
+static inline uint64_t ckf_cell_make_(const ckf_producer *p, uint32_t way, uint64_t rest) {
+  return (uint64_t)way << p->owner_bits_ | rest << (p->owner_bits_ + CKF_WAY_BITS_);
+}
+
+/* The row that a way leads to. */
+static inline uint32_t ckf_way_row_(const ckf_producer *p, uint32_t home, uint64_t rest,
+                                    uint32_t way) {
+  const ckf_table_ *const t = &p->blocks_;
+  return ckf_row_after_(t, way % 2 ? ckf_other_row_(t, home, rest) : home, way / 2);
+}
+
+/* The block in a row that looks like this cell, or CKF_NONE_. */
+static inline uint32_t ckf_row_block_(const ckf_producer *p, uint32_t row, uint64_t want) {
+  const uint64_t *const cells = ckf_row_(&p->blocks_, row);
+  const uint64_t owners = ckf_cell_full_(p);
+  uint32_t here = ckf_row_match_(cells, (uint32_t)want, ~(uint32_t)owners);
+  for (; here; here &= here - 1) {
+    const uint32_t i = ckf_lowest_(here);
+    if (((cells[i] ^ want) & ~(owners | CKF_STATE_ | CKF_AWAY_)) == 0 && (cells[i] & owners)) {
+      return row * CKF_ROW_WORDS_ + i;
     }
-    if (here) {
-      return row * CKF_ID_STEP_ + ckf_lowest_(here);
-    }
-    if (r->past == 0) {
-      break;
-    }
-    row = ckf_row_next_(row, p->block_row_count_);
   }
   return CKF_NONE_;
 }
 
-/* A block with one owner; the caller has made sure that it is new and that there is room. */
-static uint32_t ckf_block_add_(ckf_producer *p, uint64_t canonical, uint64_t hash) {
-  uint32_t row = ckf_row_of_(hash, p->block_row_count_);
-  for (;;) {
-    ckf_block_row_ *const r = &p->blocks_[row];
-    uint32_t i;
-    for (i = 0; i < CKF_ROW_CELLS_; i++) {
-      ckf_block_cell_ *const cell = &r->cells[i];
-      if (cell->state == 0) {
-        cell->canonical_lo = (uint32_t)canonical;
-        cell->canonical_hi = (uint32_t)(canonical >> 32);
-        cell->state = 1;
-        p->block_count_++;
-        return row * CKF_ID_STEP_ + i;
-      }
-    }
-    r->past++;
-    row = ckf_row_next_(row, p->block_row_count_);
+/* How many blocks of a home row are elsewhere; 8 may be more. */
+static inline uint32_t ckf_row_away_(const ckf_producer *p, uint32_t row) {
+  const uint64_t *const cells = ckf_row_(&p->blocks_, row);
+  uint32_t i, n = 0;
+  for (i = 0; i < CKF_ROW_WORDS_; i++) {
+    n += (uint32_t)(cells[i] >> 63);
   }
+  return n;
 }
 
-static void ckf_block_erase_(ckf_producer *p, uint32_t block) {
-  ckf_block_cell_ *const cell = ckf_block_cell_of_(p, block);
-  const uint32_t last = block / CKF_ID_STEP_;
-  uint32_t row = ckf_row_of_(ckf_block_hash_(p, ckf_block_canonical_(cell)), p->block_row_count_);
-  for (; row != last; row = ckf_row_next_(row, p->block_row_count_)) {
-    p->blocks_[row].past--;
+static inline uint32_t ckf_block_find_(const ckf_producer *p, uint32_t home, uint64_t rest) {
+  uint32_t block = ckf_row_block_(p, home, ckf_cell_make_(p, 0, rest)), way;
+  if (block == CKF_NONE_ && (*ckf_row_(&p->blocks_, home) & CKF_AWAY_)) {
+    for (way = 1; way < CKF_WAYS_ && block == CKF_NONE_; way++) {
+      block = ckf_row_block_(p, ckf_way_row_(p, home, rest, way), ckf_cell_make_(p, way, rest));
+    }
   }
-  cell->state = 0;
+  return block;
+}
+
+/* Puts a block with one owner into a row, if it has an empty cell. */
+static inline uint32_t ckf_row_add_(ckf_producer *p, uint32_t row, uint32_t way, uint64_t rest) {
+  const uint32_t empty = ckf_row_match_(ckf_row_(&p->blocks_, row), 0, ckf_cell_full_(p));
+  const uint32_t block = row * CKF_ROW_WORDS_ + (empty ? ckf_lowest_(empty) : 0);
+  if (!empty) {
+    return CKF_NONE_;
+  }
+  *ckf_cell_(p, block) |=
+      ckf_cell_make_(p, way, rest) | (uint64_t)CKF_FRESH_ << CKF_STATE_SHIFT_ | 1;
+  p->block_count_++;
+  return block;
+}
+
+/* A block that the caller knows to be new; CKF_NONE_: no empty cell within reach. */
+static inline uint32_t ckf_block_add_(ckf_producer *p, uint32_t home, uint64_t rest) {
+  uint32_t block = ckf_row_add_(p, home, 0, rest), way;
+  for (way = 1; block == CKF_NONE_ && way < CKF_WAYS_; way++) {
+    block = ckf_row_add_(p, ckf_way_row_(p, home, rest, way), way, rest);
+    if (block != CKF_NONE_) {
+      const uint32_t away = ckf_row_away_(p, home);
+      if (away < CKF_ROW_WORDS_) { /* they are set from the first cell on */
+        ckf_row_(&p->blocks_, home)[away] |= CKF_AWAY_;
+      }
+    }
+  }
+  return block;
+}
+
+static inline void ckf_block_erase_(ckf_producer *p, uint32_t block) {
+  uint64_t *const cell = ckf_cell_(p, block);
+  if (ckf_cell_way_(p, *cell) > 0) {
+    uint64_t rest;
+    const uint32_t home = ckf_block_home_(p, block, &rest), away = ckf_row_away_(p, home);
+    if (away < CKF_ROW_WORDS_) {
+      ckf_row_(&p->blocks_, home)[away - 1] &= ~CKF_AWAY_;
+    }
+  }
+  *cell &= CKF_AWAY_;
   p->block_count_--;
 }
 
+static int ckf_block_own_more_(ckf_producer *p, uint32_t block) {
+  uint64_t *const cell = ckf_cell_(p, block);
+  const uint32_t owners = ckf_cell_owners_(p, *cell), full = ckf_cell_full_(p);
+  if (owners == full) {
+    ckf_spill_ *const place = ckf_spill_find_(p, block);
+    if (place->owners == CKF_MAX_OWNERS_) {
+      return CKF_ERR_OWNERSHIP_OVERFLOW;
+    }
+    place->owners++;
+    return CKF_OK;
+  }
+  ++*cell;
+  if (owners + 1 == full) {
+    ckf_spill_ *const place = ckf_spill_find_(p, block);
+    place->block = block + 1;
+    place->owners = full;
+  }
+  return CKF_OK;
+}
+
+/* Of a block with more than one owner. */
+static void ckf_block_own_less_(ckf_producer *p, uint32_t block) {
+  if (CKF_UNLIKELY_(ckf_cell_owners_(p, *ckf_cell_(p, block)) == ckf_cell_full_(p))) {
+    ckf_spill_ *const place = ckf_spill_find_(p, block);
+    if (--place->owners >= ckf_cell_full_(p)) {
+      return;
+    }
+    ckf_spill_drop_(p, place);
+  }
+  --*ckf_cell_(p, block);
+}
+
 /* ---- mappings ---- */
+/*
+ * An entry's word, from the low end: used, in the second row, slot, rest of the hash, and what is
+ * left takes low bits of the block number; the higher ones are in the entry's extra bits. A place
+ * is row * 8 + entry.
+ */
 
-static inline uint64_t ckf_mapping_hash_(const ckf_producer *p, uint32_t slot, uint64_t external) {
-  return ckf_table_hash_(external, p->slots_[slot].salt);
+/* Where an external of a member belongs. */
+typedef struct ckf_key_ {
+  uint64_t want; /* the entry's matching bits in the first row; CKF_SECOND_ more in the second */
+  uint32_t row, second;
+} ckf_key_;
+
+/* How many keys of a first row are in their second; CKF_AWAY_MAX_ may be more. */
+static inline uint32_t ckf_away_(const ckf_producer *p, uint32_t row) {
+  return (uint32_t)(ckf_row_(&p->mappings_, row)[CKF_ROW_ENTRIES_] >> CKF_AWAY_SHIFT_);
 }
 
-static inline bool ckf_mapping_is_(const ckf_producer *p, uint32_t slot, uint64_t external,
-                                   uint32_t id) {
-  return p->records_[id].external == external && p->chunks_[id / CKF_CHUNK_LEN_].slot == slot;
+static inline ckf_key_ ckf_key_make_(const ckf_producer *p, uint32_t slot, uint64_t external) {
+  const uint64_t first = (external ^ p->slots_[slot].salt) * CKF_GOLDEN_;
+  ckf_key_ key;
+  uint64_t rest;
+  key.row = ckf_split_(&p->mappings_, ckf_scramble_(&p->mappings_, first ^ first >> 32), &rest);
+  key.second = ckf_other_row_(&p->mappings_, key.row, rest);
+  key.want = CKF_USED_ | (uint64_t)slot << 2 | rest << (2 + p->slot_bits_);
+  return key;
 }
 
-static inline uint32_t ckf_mapping_find_(const ckf_producer *p, uint32_t slot, uint64_t external,
-                                         uint64_t hash) {
-  ckf_walk_ walk = ckf_walk_start_(&p->mapping_index_, hash);
-  uint32_t id;
-  while ((id = ckf_walk_next_(&p->mapping_index_, &walk)) != CKF_NONE_ &&
-         !ckf_mapping_is_(p, slot, external, id)) {
-  }
-  return id;
-}
-
-/* Number of the record behind the last one of a member, with a new chunk when the last is full.
- * Chunks never run out: there is one per member more than max_mappings fill. */
-static uint32_t ckf_record_append_(ckf_producer *p, uint32_t slot) {
-  ckf_slot_ *const s = &p->slots_[slot];
-  const uint32_t at = s->count++ % CKF_CHUNK_LEN_;
-  if (at == 0) {
-    uint32_t chunk = p->chunk_free_;
-    if (chunk != CKF_NONE_) {
-      p->chunk_free_ = p->chunks_[chunk].next;
-    } else {
-      chunk = p->chunk_used_++;
+/* The entry in a row with these bits, or CKF_NONE_. */
+static inline uint32_t ckf_row_entry_(const ckf_producer *p, uint32_t row, uint64_t want) {
+  const uint64_t *const entries = ckf_row_(&p->mappings_, row);
+  uint32_t here = ckf_row_match_(entries, (uint32_t)want, UINT32_MAX) & CKF_ENTRY_BITS_;
+  for (; here; here &= here - 1) {
+    const uint32_t i = ckf_lowest_(here);
+    if ((entries[i] ^ want) << (64 - p->match_bits_) == 0) {
+      return row * CKF_ROW_WORDS_ + i;
     }
-    p->chunks_[chunk].slot = slot;
-    p->chunks_[chunk].prev = s->tail;
-    p->chunks_[chunk].next = CKF_NONE_;
-    if (s->tail != CKF_NONE_) {
-      p->chunks_[s->tail].next = chunk;
-    } else {
-      s->head = chunk;
-    }
-    s->tail = chunk;
   }
-  return s->tail * CKF_CHUNK_LEN_ + at;
+  return CKF_NONE_;
 }
 
-static inline uint32_t ckf_record_last_(const ckf_slot_ *s) {
-  return s->tail * CKF_CHUNK_LEN_ + (s->count - 1) % CKF_CHUNK_LEN_;
+static inline uint32_t ckf_mapping_find_(const ckf_producer *p, const ckf_key_ *key) {
+  const uint32_t place = ckf_row_entry_(p, key->row, key->want);
+  return place == CKF_NONE_ && ckf_away_(p, key->row)
+             ? ckf_row_entry_(p, key->second, key->want | CKF_SECOND_)
+             : place;
 }
 
-static void ckf_record_pop_(ckf_producer *p, uint32_t slot) {
-  ckf_slot_ *const s = &p->slots_[slot];
-  if (--s->count % CKF_CHUNK_LEN_ == 0) {
-    const uint32_t chunk = s->tail;
-    s->tail = p->chunks_[chunk].prev;
-    if (s->tail != CKF_NONE_) {
-      p->chunks_[s->tail].next = CKF_NONE_;
-    } else {
-      s->head = CKF_NONE_;
-    }
-    p->chunks_[chunk].slot = CKF_NONE_;
-    p->chunks_[chunk].next = p->chunk_free_;
-    p->chunk_free_ = chunk;
+static inline uint64_t *ckf_extra_word_(const ckf_producer *p, uint32_t place, unsigned *shift) {
+  const uint32_t i = place % CKF_ROW_WORDS_, second = i >= 3;
+  *shift = (i - 3 * second) * CKF_EXTRA_BITS_;
+  return ckf_row_(&p->mappings_, place / CKF_ROW_WORDS_) + CKF_ROW_ENTRIES_ + second;
+}
+
+static inline uint32_t ckf_extra_(const ckf_producer *p, uint32_t place) {
+  unsigned shift;
+  const uint64_t *const word = ckf_extra_word_(p, place, &shift);
+  return (uint32_t)(*word >> shift) & ((1u << CKF_EXTRA_BITS_) - 1);
+}
+
+static inline void ckf_extra_set_(ckf_producer *p, uint32_t place, uint32_t extra) {
+  unsigned shift;
+  uint64_t *const word = ckf_extra_word_(p, place, &shift);
+  *word = (*word & ~(((UINT64_C(1) << CKF_EXTRA_BITS_) - 1) << shift)) | (uint64_t)extra << shift;
+}
+
+static inline uint64_t *ckf_entry_(const ckf_producer *p, uint32_t place) {
+  return &p->mappings_.rows[place];
+}
+
+static inline uint32_t ckf_entry_slot_(const ckf_producer *p, uint64_t entry) {
+  return (uint32_t)(entry >> 2) & ((1u << p->slot_bits_) - 1);
+}
+
+/* All of an entry above the matching bits; they may be all 64. */
+static inline uint32_t ckf_mapping_block_(const ckf_producer *p, uint32_t place) {
+  const uint64_t high = ckf_extra_(p, place) & ~CKF_NEW_;
+  return (uint32_t)(*ckf_entry_(p, place) >> 1 >> (p->match_bits_ - 1) |
+                    high << (64 - p->match_bits_));
+}
+
+static inline uint64_t ckf_entry_rest_(const ckf_producer *p, uint64_t entry) {
+  return (entry << (64 - p->match_bits_)) >> (64 - p->match_bits_) >> (2 + p->slot_bits_);
+}
+
+static uint64_t ckf_mapping_external_(const ckf_producer *p, uint32_t place) {
+  const uint64_t entry = *ckf_entry_(p, place), rest = ckf_entry_rest_(p, entry);
+  uint32_t row = place / CKF_ROW_WORDS_;
+  uint64_t first;
+  if (entry & CKF_SECOND_) {
+    row = ckf_other_row_(&p->mappings_, row, rest);
+  }
+  first = ckf_unscramble_(&p->mappings_, ckf_join_(&p->mappings_, row, rest));
+  return (first ^ first >> 32) * CKF_GOLDEN_INVERSE_ ^ p->slots_[ckf_entry_slot_(p, entry)].salt;
+}
+
+static inline uint32_t *ckf_tag_(const ckf_producer *p, uint32_t place) {
+  return &p->tags_[(size_t)(place / CKF_ROW_WORDS_) * CKF_ROW_ENTRIES_ + place % CKF_ROW_WORDS_];
+}
+
+static inline uint64_t *ckf_region_word_(const ckf_producer *p, uint32_t slot, uint32_t region) {
+  return &p->regions_[(size_t)slot * CKF_REGION_WORDS_ + region / 64];
+}
+
+/* The member of a slot has a mapping in this row now. */
+static inline void ckf_region_note_(ckf_producer *p, uint32_t slot, uint32_t row) {
+  const uint32_t region = row >> p->region_shift_;
+  *ckf_region_word_(p, slot, region) |= UINT64_C(1) << region % 64;
+}
+
+/* First free place of a row, or CKF_NONE_. */
+static inline uint32_t ckf_row_free_(const ckf_producer *p, uint32_t row) {
+  const uint32_t here =
+      ckf_row_match_(ckf_row_(&p->mappings_, row), 0, CKF_USED_) & CKF_ENTRY_BITS_;
+  return here ? row * CKF_ROW_WORDS_ + ckf_lowest_(here) : CKF_NONE_;
+}
+
+/* A key of this first row went to its second or, `by` -1, left it. */
+static inline void ckf_away_add_(ckf_producer *p, uint32_t row, int by) {
+  const uint64_t one = UINT64_C(1) << CKF_AWAY_SHIFT_;
+  if (ckf_away_(p, row) < CKF_AWAY_MAX_) {
+    ckf_row_(&p->mappings_, row)[CKF_ROW_ENTRIES_] += by > 0 ? one : 0 - one;
   }
 }
 
-static void ckf_mapping_add_(ckf_producer *p, uint32_t slot, uint64_t external, uint64_t hash,
-                             uint32_t block) {
-  const uint32_t id = ckf_record_append_(p, slot);
-  ckf_record_ *const record = &p->records_[id];
-  record->external = external;
-  record->block = block;
-  record->tag = 0;
-  ckf_index_insert_(&p->mapping_index_, hash, id);
+static void ckf_mapping_move_(ckf_producer *p, uint32_t from, uint32_t to) {
+  uint64_t *const entry = ckf_entry_(p, from);
+  *ckf_entry_(p, to) = *entry ^ CKF_SECOND_;
+  ckf_extra_set_(p, to, ckf_extra_(p, from));
+  ckf_region_note_(p, ckf_entry_slot_(p, *entry), to / CKF_ROW_WORDS_);
+  if (*entry & CKF_SECOND_) {
+    ckf_away_add_(p, to / CKF_ROW_WORDS_, -1);
+  } else {
+    ckf_away_add_(p, from / CKF_ROW_WORDS_, 1);
+  }
+  if (p->tags_) {
+    *ckf_tag_(p, to) = *ckf_tag_(p, from);
+  }
+  *entry = 0;
+}
+
+/* A row that a search for room looks at, and from which place of which row it is reached. */
+typedef struct ckf_step_ {
+  uint32_t row, place, parent;
+} ckf_step_;
+
+/*
+ * Both rows of a key are full: looks, nearest first, for a chain of entries that can each move to
+ * their other row, the last one to a free place. Returns the place that becomes free in one of the
+ * two rows, or CKF_NONE_ when CKF_SEARCH_ROWS_ rows were not enough; then nothing has moved.
+ */
+static uint32_t ckf_mapping_room_(ckf_producer *p, const ckf_key_ *key) {
+  ckf_step_ steps[CKF_SEARCH_ROWS_];
+  uint32_t n = 2, at, i;
+  steps[0].row = key->row;
+  steps[1].row = key->second;
+  for (at = 0; at < n; at++) {
+    const uint64_t *const row = ckf_row_(&p->mappings_, steps[at].row);
+    uint32_t other[CKF_ROW_ENTRIES_];
+    for (i = 0; i < CKF_ROW_ENTRIES_; i++) {
+      other[i] = ckf_other_row_(&p->mappings_, steps[at].row, ckf_entry_rest_(p, row[i]));
+      CKF_PREFETCH_(ckf_row_(&p->mappings_, other[i]));
+    }
+    for (i = 0; i < CKF_ROW_ENTRIES_; i++) {
+      uint32_t place = steps[at].row * CKF_ROW_WORDS_ + i, to = ckf_row_free_(p, other[i]);
+      if (to != CKF_NONE_) {
+        for (;; place = steps[at].place, at = steps[at].parent) {
+          ckf_mapping_move_(p, place, to);
+          to = place;
+          if (at < 2) {
+            return to;
+          }
+        }
+      }
+      if (n < CKF_SEARCH_ROWS_) {
+        steps[n].row = other[i];
+        steps[n].place = place;
+        steps[n++].parent = at;
+      }
+    }
+  }
+  return CKF_NONE_;
+}
+
+/* Adds a mapping that is not there yet; CKF_NONE_: no room. */
+static inline uint32_t ckf_mapping_add_(ckf_producer *p, uint32_t slot, const ckf_key_ *key,
+                                        uint32_t block, uint32_t flag) {
+  uint32_t place = ckf_row_free_(p, key->row), second;
+  if (place == CKF_NONE_) {
+    place = ckf_row_free_(p, key->second);
+    if (CKF_UNLIKELY_(place == CKF_NONE_)) {
+      place = ckf_mapping_room_(p, key);
+      if (place == CKF_NONE_) {
+        return CKF_NONE_;
+      }
+    }
+  }
+  second = place / CKF_ROW_WORDS_ == key->row ? 0 : CKF_SECOND_;
+  *ckf_entry_(p, place) = key->want | second | (uint64_t)block << (p->match_bits_ - 1) << 1;
+  if (second) {
+    ckf_away_add_(p, key->row, 1);
+  }
+  ckf_extra_set_(p, place, flag | (uint32_t)((uint64_t)block >> (64 - p->match_bits_)));
+  if (p->tags_) {
+    *ckf_tag_(p, place) = 0;
+  }
+  ckf_region_note_(p, slot, place / CKF_ROW_WORDS_);
+  p->slots_[slot].count++;
   p->mapping_count_++;
+  return place;
 }
 
-/* Removes record `id`; the member's last record takes its place. */
-static void ckf_mapping_erase_(ckf_producer *p, uint32_t slot, uint32_t id, uint64_t hash) {
-  const uint32_t last = ckf_record_last_(&p->slots_[slot]);
-  ckf_index_erase_(&p->mapping_index_, hash, id);
-  if (id != last) {
-    const uint64_t moved = ckf_mapping_hash_(p, slot, p->records_[last].external);
-    uint32_t *const place = ckf_index_locate_(&p->mapping_index_, moved, last, false);
-    if (place) {
-      *place = ckf_index_entry_(&p->mapping_index_, moved, id);
-    }
-    p->records_[id] = p->records_[last];
+static inline void ckf_mapping_erase_(ckf_producer *p, uint32_t slot, uint32_t place) {
+  const uint64_t entry = *ckf_entry_(p, place);
+  if (entry & CKF_SECOND_) {
+    const uint64_t rest = ckf_entry_rest_(p, entry);
+    ckf_away_add_(p, ckf_other_row_(&p->mappings_, place / CKF_ROW_WORDS_, rest), -1);
   }
-  ckf_record_pop_(p, slot);
+  *ckf_entry_(p, place) = 0;
+  p->slots_[slot].count--;
   p->mapping_count_--;
 }
 
+/* The first place from `place` on that holds a mapping of the slot, or CKF_NONE_. */
+static uint32_t ckf_mapping_next_(const ckf_producer *p, uint32_t slot, uint32_t place) {
+  const uint32_t mask = CKF_USED_ | ((1u << p->slot_bits_) - 1) << 2;
+  const uint32_t want = CKF_USED_ | slot << 2;
+  uint32_t row = place / CKF_ROW_WORDS_, skip = place % CKF_ROW_WORDS_;
+  while (row < p->mappings_.row_count) {
+    const uint32_t region = row >> p->region_shift_;
+    uint32_t here;
+    if (!(*ckf_region_word_(p, slot, region) >> region % 64 & 1)) {
+      row = (region + 1) << p->region_shift_;
+      skip = 0;
+      continue;
+    }
+    here = (ckf_row_match_(ckf_row_(&p->mappings_, row), want, mask) & CKF_ENTRY_BITS_) >> skip;
+    if (here) {
+      return row * CKF_ROW_WORDS_ + skip + ckf_lowest_(here);
+    }
+    row++;
+    skip = 0;
+  }
+  return CKF_NONE_;
+}
+
 /* ---- filter and publication window ---- */
+
+static inline ckf_image ckf_image_get_(const uint8_t *bytes) {
+  ckf_image image;
+  image.bucket = (uint32_t)ckf_xxh3_read32(bytes);
+  image.word = ckf_xxh3_read64(bytes + 4);
+  return image;
+}
+
+static inline void ckf_image_put_(uint8_t *bytes, uint32_t bucket, uint64_t word) {
+  bytes[0] = (uint8_t)bucket;
+  bytes[1] = (uint8_t)(bucket >> 8);
+  bytes[2] = (uint8_t)(bucket >> 16);
+  bytes[3] = (uint8_t)(bucket >> 24);
+  ckf_xxh3_write64(bytes + 4, word);
+}
 
 /* Notes the writes of the last filter call. A rebuild only counts them: its window comes from
  * comparing words. */
@@ -2224,37 +2538,37 @@ static inline void ckf_touch_(ckf_producer *p) {
     const uint64_t bit = UINT64_C(1) << write.bucket % 64;
     if (!(*bits & bit)) {
       *bits |= bit;
-      p->dirty_[p->dirty_len_++] = write;
+      ckf_image_put_(p->dirty_ + (size_t)p->dirty_len_++ * CKF_CBI1_IMAGE_BYTES, write.bucket,
+                     write.word);
     }
   }
 }
 
 /* Tries to bring a block that is not resident into the filter. */
-static inline bool ckf_admit_(ckf_producer *p, ckf_block_cell_ *cell, uint64_t mixed,
-                              uint32_t kicks) {
+static inline bool ckf_admit_(ckf_producer *p, uint64_t *cell, uint64_t mixed, uint32_t kicks) {
   if (ckf_filter_insert_mixed_(&p->filter_, mixed, kicks) != CKF_OK) {
-    cell->state |= CKF_TRIED_;
+    ckf_cell_set_state_(cell, CKF_TRIED_);
     return false;
   }
-  cell->state |= CKF_RESIDENT_;
+  ckf_cell_set_state_(cell, CKF_RESIDENT_);
   p->resident_count_++;
   ckf_touch_(p);
   return true;
 }
 
-/* Takes one owner from a block; `mixed` is the filter's hash of it. Only damaged state makes it
- * fail, and then nothing has changed. */
+/* Takes one owner from a block; `mixed` is the filter's hash of it when it has only one. Only
+ * damaged state makes it fail, and then nothing has changed. */
 static inline int ckf_disown_(ckf_producer *p, uint32_t block, uint64_t mixed) {
-  ckf_block_cell_ *const cell = ckf_block_cell_of_(p, block);
-  const uint32_t owners = cell->state & CKF_OWNERS_;
+  const uint64_t cell = *ckf_cell_(p, block);
+  const uint32_t owners = ckf_cell_owners_(p, cell);
+  if (owners > 1) {
+    ckf_block_own_less_(p, block);
+    return CKF_OK;
+  }
   if (CKF_UNLIKELY_(owners == 0)) {
     return CKF_ERR_INVARIANT;
   }
-  if (owners > 1) {
-    cell->state--;
-    return CKF_OK;
-  }
-  if (cell->state & CKF_RESIDENT_) {
+  if (ckf_cell_state_(cell) == CKF_RESIDENT_) {
     if (CKF_UNLIKELY_(ckf_filter_remove_mixed_(&p->filter_, mixed) != CKF_OK)) {
       return CKF_ERR_INVARIANT;
     }
@@ -2274,6 +2588,7 @@ ckf_producer_config ckf_producer_config_default(void) {
   cfg.max_blocks = 0;
   cfg.max_members = 0;
   cfg.delta_table = true;
+  cfg.tags = false;
   cfg.hash_seed = 0;
   return cfg;
 }
@@ -2281,21 +2596,45 @@ ckf_producer_config ckf_producer_config_default(void) {
 /* Sizes of all arrays for a configuration whose defaults are filled in. */
 typedef struct ckf_layout_ {
   uint64_t buckets;
-  uint32_t chunk_cap, mapping_rows, member_rows, block_rows;
-  uint64_t words, dirty_bits, dirty, log, deltas, records, chunks, mapping_index, member_index,
-      slots, sorted, blocks;
+  uint32_t mapping_rows, block_rows, slot_bits, owner_bits;
+  uint32_t member_places, spill_places; /* powers of two */
+  uint64_t words, dirty_bits, dirty, log, deltas, mappings, tags, blocks, slots, regions, members,
+      spill, sorted;
 } ckf_layout_;
 
 static inline uint64_t ckf_align_(uint64_t bytes) { return (bytes + 63) / 64 * 64; }
 
-/* Rows for n ids at no more than 7 of 8 places. */
-static inline uint32_t ckf_index_rows_(uint32_t n) {
-  return (uint32_t)((uint64_t)n * 8 / (CKF_ROW_IDS_ * 7) + 1);
-}
+static inline uint32_t ckf_log2_(uint32_t n) { return ckf_width_((uint64_t)n + 1) - 1; }
 
 static uint32_t ckf_limit_(uint32_t configured, uint64_t fallback) {
   return configured ? configured
                     : (uint32_t)(fallback < CKF_MAX_LIMIT_ ? fallback : CKF_MAX_LIMIT_);
+}
+
+/* Rows, and what fits beside the rest of a hash: the fewer the rows, the longer that rest. */
+static void ckf_layout_rows_(const ckf_producer_config *cfg, ckf_layout_ *l) {
+  const uint32_t cells = cfg->max_blocks + cfg->max_blocks / 4; /* 4 of 5 used at most */
+  l->block_rows = cells / CKF_ROW_WORDS_ + 1;
+  if (l->block_rows < CKF_MIN_BLOCK_ROWS_) {
+    l->block_rows = CKF_MIN_BLOCK_ROWS_;
+  }
+  l->owner_bits = ckf_log2_(l->block_rows) - 8; /* 64 less state, way, rest and a bit of its own */
+  if (l->owner_bits > CKF_OWNER_BITS_MAX_) {
+    l->owner_bits = CKF_OWNER_BITS_MAX_;
+  }
+  l->slot_bits = ckf_width_(cfg->max_members);
+  l->mapping_rows = (uint32_t)((uint64_t)cfg->max_mappings * 16 / (15 * CKF_ROW_ENTRIES_)) + 1;
+  if (l->mapping_rows < 4u << l->slot_bits) {
+    l->mapping_rows = 4u << l->slot_bits;
+  }
+  while (ckf_log2_(l->mapping_rows) - l->slot_bits - 2 + CKF_EXTRA_BITS_ - 1 <
+         ckf_width_((uint64_t)l->block_rows * CKF_ROW_WORDS_)) {
+    l->mapping_rows *= 2;
+  }
+  l->spill_places = 2;
+  while (l->spill_places / 2 <= cfg->max_mappings / ((1u << l->owner_bits) - 1)) {
+    l->spill_places *= 2;
+  }
 }
 
 static int ckf_layout_make_(ckf_producer_config *cfg, ckf_layout_ *l) {
@@ -2310,32 +2649,35 @@ static int ckf_layout_make_(ckf_producer_config *cfg, ckf_layout_ *l) {
   cfg->max_blocks = ckf_limit_(cfg->max_blocks,
                                cfg->filter.expected_blocks + cfg->filter.expected_blocks / 4 + 1);
   cfg->max_members = ckf_limit_(cfg->max_members, 1024);
-  if (cfg->max_mappings > CKF_MAX_LIMIT_ || cfg->max_blocks > CKF_MAX_LIMIT_ / 2 ||
-      cfg->max_members > CKF_MAX_LIMIT_ / CKF_CHUNK_LEN_) {
+  if (cfg->max_mappings > CKF_MAX_LIMIT_ || cfg->max_blocks > CKF_MAX_LIMIT_ ||
+      cfg->max_members > CKF_MAX_MEMBERS_) {
     return CKF_ERR_CAPACITY_OVERFLOW;
   }
-  l->chunk_cap = cfg->max_mappings / CKF_CHUNK_LEN_ + cfg->max_members + 1;
-  l->mapping_rows = ckf_index_rows_(cfg->max_mappings);
-  l->member_rows = ckf_index_rows_(cfg->max_members);
-  l->block_rows = (uint32_t)((uint64_t)cfg->max_blocks * 7 / (CKF_ROW_CELLS_ * 6) + 1);
+  if (cfg->max_blocks > cfg->max_mappings) { /* each has an owner */
+    cfg->max_blocks = cfg->max_mappings;
+  }
+  ckf_layout_rows_(cfg, l);
+  l->member_places = 2u << ckf_width_(cfg->max_members);
   l->words = ckf_align_(l->buckets * 8);
   l->dirty_bits = ckf_align_((l->buckets + 63) / 64 * 8);
-  l->dirty = ckf_align_(l->buckets * sizeof(ckf_image));
+  l->dirty = ckf_align_(l->buckets * CKF_CBI1_IMAGE_BYTES);
   l->log = ckf_align_((cfg->filter.max_kicks + UINT64_C(1)) * sizeof(ckf_image));
   l->deltas = cfg->delta_table ? CKF_DELTA_TABLE_LEN * sizeof(uint32_t) : 0;
-  l->records = (uint64_t)l->chunk_cap * CKF_CHUNK_LEN_ * sizeof(ckf_record_);
-  l->chunks = ckf_align_((uint64_t)l->chunk_cap * sizeof(ckf_chunk_));
-  l->mapping_index = (uint64_t)l->mapping_rows * 64;
-  l->member_index = (uint64_t)l->member_rows * 64;
+  l->mappings = (uint64_t)l->mapping_rows * 64;
+  l->tags =
+      cfg->tags ? ckf_align_((uint64_t)l->mapping_rows * CKF_ROW_ENTRIES_ * sizeof(uint32_t)) : 0;
+  l->blocks = (uint64_t)l->block_rows * 64;
   l->slots = ckf_align_((uint64_t)cfg->max_members * sizeof(ckf_slot_));
+  l->regions = (uint64_t)cfg->max_members * (CKF_REGIONS_ / 8);
+  l->members = ckf_align_((uint64_t)l->member_places * sizeof(uint32_t));
+  l->spill = ckf_align_((uint64_t)l->spill_places * sizeof(ckf_spill_));
   l->sorted = ckf_align_((uint64_t)cfg->max_members * sizeof(ckf_member));
-  l->blocks = (uint64_t)l->block_rows * sizeof(ckf_block_row_);
   return CKF_OK;
 }
 
 static uint64_t ckf_layout_exact_(const ckf_layout_ *l) {
-  return l->records + l->chunks + l->mapping_index + l->member_index + l->slots + l->sorted +
-         l->blocks;
+  return l->mappings + l->tags + l->blocks + l->slots + l->regions + l->members + l->spill +
+         l->sorted;
 }
 
 static uint64_t ckf_layout_bytes_(const ckf_layout_ *l) {
@@ -2360,14 +2702,18 @@ static void *ckf_carve_(uint8_t **at, uint64_t bytes) {
   return start;
 }
 
-static void ckf_index_init_(ckf_index_ *x, uint8_t **at, uint32_t rows, uint64_t ids) {
-  x->rows = (uint32_t *)ckf_carve_(at, (uint64_t)rows * 64);
-  x->row_count = rows;
-  x->id_mask = 1;
-  while (x->id_mask < ids) {
-    x->id_mask = x->id_mask * 2 + 1;
-  }
-  CKF_MEMSET(x->rows, 0, (size_t)rows * 64);
+/* The same, zeroed. */
+static void *ckf_carve_zero_(uint8_t **at, uint64_t bytes) {
+  return CKF_MEMSET(ckf_carve_(at, bytes), 0, (size_t)bytes);
+}
+
+static void ckf_table_init_(ckf_table_ *t, uint8_t **at, uint32_t rows, uint64_t *seed) {
+  t->rows = (uint64_t *)ckf_carve_zero_(at, (uint64_t)rows * 64);
+  t->row_count = rows;
+  t->implied = ckf_log2_(rows);
+  t->key = ckf_rng_draw(seed);
+  t->factor = ckf_rng_draw(seed) | 1;
+  t->inverse = ckf_odd_inverse_(t->factor);
 }
 
 int ckf_producer_init_abi(ckf_producer *p, size_t p_size, const ckf_producer_config *cfg, void *mem,
@@ -2377,7 +2723,7 @@ int ckf_producer_init_abi(ckf_producer *p, size_t p_size, const ckf_producer_con
   ckf_format format;
   ckf_image *log;
   uint32_t *deltas = NULL;
-  uint64_t *words;
+  uint64_t *words, seed;
   uint8_t *at;
   int rc;
   if (p_size != sizeof *p) {
@@ -2396,27 +2742,32 @@ int ckf_producer_init_abi(ckf_producer *p, size_t p_size, const ckf_producer_con
   p->mem_bytes_ = len;
   p->exact_bytes_ = (size_t)ckf_layout_exact_(&l);
   at = (uint8_t *)mem + (64 - (uintptr_t)mem % 64) % 64;
-  words = (uint64_t *)ckf_carve_(&at, l.words);
-  p->dirty_bits_ = (uint64_t *)ckf_carve_(&at, l.dirty_bits);
-  p->dirty_ = (ckf_image *)ckf_carve_(&at, l.dirty);
+  seed = full.hash_seed;
+  ckf_table_init_(&p->mappings_, &at, l.mapping_rows, &seed);
+  ckf_table_init_(&p->blocks_, &at, l.block_rows, &seed);
+  words = (uint64_t *)ckf_carve_zero_(&at, l.words);
+  p->dirty_bits_ = (uint64_t *)ckf_carve_zero_(&at, l.dirty_bits);
+  p->dirty_ = (uint8_t *)ckf_carve_(&at, l.dirty);
   log = (ckf_image *)ckf_carve_(&at, l.log);
   if (full.delta_table) {
     deltas = (uint32_t *)ckf_carve_(&at, l.deltas);
     ckf_delta_table(full.filter.seed, deltas);
   }
-  p->records_ = (ckf_record_ *)ckf_carve_(&at, l.records);
-  p->chunks_ = (ckf_chunk_ *)ckf_carve_(&at, l.chunks);
-  ckf_index_init_(&p->mapping_index_, &at, l.mapping_rows, (uint64_t)l.chunk_cap * CKF_CHUNK_LEN_);
-  ckf_index_init_(&p->member_index_, &at, l.member_rows, full.max_members);
+  p->tags_ = full.tags ? (uint32_t *)ckf_carve_(&at, l.tags) : NULL;
   p->slots_ = (ckf_slot_ *)ckf_carve_(&at, l.slots);
+  p->regions_ = (uint64_t *)ckf_carve_zero_(&at, l.regions);
+  p->member_index_ = (uint32_t *)ckf_carve_zero_(&at, l.members);
+  p->spill_ = (ckf_spill_ *)ckf_carve_zero_(&at, l.spill);
   p->sorted_ = (ckf_member *)ckf_carve_(&at, l.sorted);
-  p->blocks_ = (ckf_block_row_ *)ckf_carve_(&at, l.blocks);
-  p->block_row_count_ = l.block_rows;
-  p->chunk_cap_ = l.chunk_cap;
-  p->chunk_free_ = p->slot_free_ = CKF_NONE_;
-  CKF_MEMSET(words, 0, (size_t)l.words);
-  CKF_MEMSET(p->dirty_bits_, 0, (size_t)l.dirty_bits);
-  CKF_MEMSET(p->blocks_, 0, (size_t)l.blocks);
+  p->member_mask_ = l.member_places - 1;
+  p->spill_mask_ = l.spill_places - 1;
+  p->slot_free_ = CKF_NONE_;
+  p->slot_bits_ = l.slot_bits;
+  p->owner_bits_ = l.owner_bits;
+  p->match_bits_ = 66 + l.slot_bits - p->mappings_.implied;
+  while (l.mapping_rows >> p->region_shift_ >= CKF_REGIONS_) {
+    p->region_shift_++;
+  }
   format.seed = full.filter.seed;
   format.bucket_count = l.buckets;
   return ckf_filter_init(&p->filter_, &format, full.filter.max_kicks, words, log, deltas);
@@ -2458,121 +2809,157 @@ static int ckf_event_end_(ckf_producer *p, int rc, ckf_outcome *out) {
 /* A rebuild takes its members in order and leaves the retained ones alone. */
 static int ckf_rebuild_order_(ckf_producer *p, const ckf_member *m);
 
-/* What one store event has done so far. */
+/* A store event on its way, CKF_EVENT_ of its blocks at a time. */
 typedef struct ckf_store_ {
+  const ckf_block *blocks;
+  size_t n;
   uint32_t slot;
-  uint32_t first;       /* mappings of the member before the event */
-  uint64_t parent;      /* canonical under which the first block hangs */
   bool rooted;          /* the first block is a root */
   bool omitted_repeats; /* some repeat is not in the filter */
+  uint64_t parent;      /* canonical of the parent, unless rooted */
+  uint64_t last;        /* canonical of the last block that was hashed */
+  /* The blocks that are looked at: */
+  ckf_key_ key[CKF_EVENT_];
+  uint64_t mixed[CKF_EVENT_];
+  uint64_t rest[CKF_EVENT_];
+  uint32_t home[CKF_EVENT_];
+  uint32_t block[CKF_EVENT_]; /* number of a new mapping's block, CKF_NONE_ of a repeat */
 } ckf_store_;
 
-/* Adds one owner to a block that may be new. */
-static int ckf_own_(ckf_producer *p, uint64_t canonical, uint64_t hash, uint32_t *block) {
-  *block = ckf_block_find_(p, canonical, hash);
-  if (*block == CKF_NONE_) {
-    if (p->block_count_ == p->cfg_.max_blocks) {
-      return CKF_ERR_NOSPACE;
-    }
-    *block = ckf_block_add_(p, canonical, hash);
-    return CKF_OK;
+/* Hashes the next blocks, from `at` on, and asks for the rows that they will touch. */
+static size_t ckf_store_hash_(const ckf_producer *p, ckf_store_ *st, size_t at) {
+  const size_t step = st->n - at < CKF_EVENT_ ? st->n - at : CKF_EVENT_;
+  uint64_t canonical = at == 0 ? st->parent : st->last;
+  size_t i;
+  for (i = 0; i < step; i++) {
+    const ckf_block *const b = &st->blocks[at + i];
+    canonical = st->rooted && at + i == 0 ? b->local : ckf_child(canonical, b->local);
+    st->mixed[i] = ckf_filter_mix_(&p->filter_, canonical);
+    st->key[i] = ckf_key_make_(p, st->slot, b->external);
+    st->home[i] = ckf_split_(&p->blocks_, ckf_scramble_(&p->blocks_, st->mixed[i]), &st->rest[i]);
+    CKF_PREFETCH_(ckf_row_(&p->mappings_, st->key[i].row));
+    CKF_PREFETCH_(ckf_row_(&p->blocks_, st->home[i]));
+    CKF_PREFETCH_(&p->filter_.words_[ckf_filter_home_(&p->filter_, st->mixed[i])]);
   }
-  if ((ckf_block_cell_of_(p, *block)->state & CKF_OWNERS_) == CKF_OWNERS_) {
-    return CKF_ERR_OWNERSHIP_OVERFLOW;
+  st->last = canonical;
+  for (i = 0; i < step;
+       i++) { /* a full row is read on its own account, its other row perhaps too */
+    const uint64_t *const entries = ckf_row_(&p->mappings_, st->key[i].row);
+    const bool full = entries[CKF_ROW_ENTRIES_ - 1] || entries[CKF_ROW_ENTRIES_] >> CKF_AWAY_SHIFT_;
+    CKF_PREFETCH_(full ? ckf_row_(&p->mappings_, st->key[i].second) : entries);
   }
-  ckf_block_cell_of_(p, *block)->state++;
-  return CKF_OK;
+  return step;
 }
 
-/* Maps the blocks of the event to canonicals and owns them; stops at the first error. */
-static int ckf_store_map_(ckf_producer *p, ckf_store_ *st, const ckf_block *blocks, size_t n,
-                          ckf_outcome *out) {
-  uint64_t canonical[CKF_BATCH_], mapping_hash[CKF_BATCH_], block_hash[CKF_BATCH_];
-  uint64_t parent = st->parent;
-  size_t at, i, step;
-  for (at = 0; at < n; at += step) {
-    step = n - at < CKF_BATCH_ ? n - at : CKF_BATCH_;
-    for (i = 0; i < step; i++) {
-      const ckf_block *const b = &blocks[at + i];
-      parent = st->rooted && at + i == 0 ? b->local : ckf_child(parent, b->local);
-      canonical[i] = parent;
-      mapping_hash[i] = ckf_mapping_hash_(p, st->slot, b->external);
-      block_hash[i] = ckf_block_hash_(p, parent);
-      ckf_index_prefetch_(&p->mapping_index_, mapping_hash[i]);
-      CKF_PREFETCH_(&p->blocks_[ckf_row_of_(block_hash[i], p->block_row_count_)]);
-      CKF_PREFETCH_(
-          &p->filter_.words_[ckf_filter_home_(&p->filter_, ckf_filter_mix_(&p->filter_, parent))]);
+/* Gives a block that may be new one owner more; its number goes to *block. */
+static int ckf_own_(ckf_producer *p, uint32_t home, uint64_t rest, uint32_t *block) {
+  *block = ckf_block_find_(p, home, rest);
+  if (*block != CKF_NONE_) {
+    return ckf_block_own_more_(p, *block);
+  }
+  if (p->block_count_ < p->cfg_.max_blocks) {
+    *block = ckf_block_add_(p, home, rest);
+  }
+  return *block == CKF_NONE_ ? CKF_ERR_NOSPACE : CKF_OK;
+}
+
+/* Takes it back; a block that the event made is in no filter yet. */
+static void ckf_own_undo_(ckf_producer *p, uint32_t block) {
+  if (ckf_cell_owners_(p, *ckf_cell_(p, block)) == 1) {
+    ckf_block_erase_(p, block);
+  } else {
+    ckf_block_own_less_(p, block);
+  }
+}
+
+/* Maps block i of those that are hashed. */
+static inline int ckf_store_map_one_(ckf_producer *p, ckf_store_ *st, size_t i, uint32_t flag) {
+  const uint32_t place = ckf_mapping_find_(p, &st->key[i]);
+  int rc;
+  st->block[i] = CKF_NONE_;
+  if (place != CKF_NONE_) {
+    const uint32_t block = ckf_mapping_block_(p, place);
+    uint64_t rest;
+    if (ckf_block_home_(p, block, &rest) != st->home[i] || rest != st->rest[i]) {
+      return CKF_ERR_INVALID_BLOCK_SEQUENCE;
     }
-    for (i = 0; i < step; i++) {
-      const uint64_t external = blocks[at + i].external;
-      const uint32_t id = ckf_mapping_find_(p, st->slot, external, mapping_hash[i]);
-      uint32_t block;
-      if (id != CKF_NONE_) {
-        const ckf_block_cell_ *const cell = ckf_block_cell_of_(p, p->records_[id].block);
-        if (ckf_block_canonical_(cell) != canonical[i]) {
-          return CKF_ERR_INVALID_BLOCK_SEQUENCE;
-        }
-        st->omitted_repeats |= !(cell->state & CKF_RESIDENT_);
-        out->repeated++;
-      } else if (p->mapping_count_ == p->cfg_.max_mappings) {
-        return CKF_ERR_NOSPACE;
-      } else {
-        const int rc = ckf_own_(p, canonical[i], block_hash[i], &block);
-        if (rc != CKF_OK) {
-          return rc;
-        }
-        ckf_mapping_add_(p, st->slot, external, mapping_hash[i], block);
+    st->omitted_repeats |= ckf_cell_state_(*ckf_cell_(p, block)) != CKF_RESIDENT_;
+    return CKF_OK;
+  }
+  if (p->mapping_count_ == p->cfg_.max_mappings) {
+    return CKF_ERR_NOSPACE;
+  }
+  rc = ckf_own_(p, st->home[i], st->rest[i], &st->block[i]);
+  if (rc == CKF_OK && ckf_mapping_add_(p, st->slot, &st->key[i], st->block[i], flag) == CKF_NONE_) {
+    ckf_own_undo_(p, st->block[i]);
+    rc = CKF_ERR_NOSPACE;
+  }
+  return rc;
+}
+
+/* Maps the blocks of the event to canonicals and owns them. Stops at the first error with `*done`
+ * blocks mapped. Only an event that is hashed in several steps needs the marks of new mappings. */
+static int ckf_store_map_(ckf_producer *p, ckf_store_ *st, size_t *done) {
+  const uint32_t flag = st->n > CKF_EVENT_ ? CKF_NEW_ : 0;
+  for (*done = 0; *done < st->n;) {
+    const size_t step = ckf_store_hash_(p, st, *done);
+    size_t i;
+    for (i = 0; i < step; i++, ++*done) {
+      const int rc = ckf_store_map_one_(p, st, i, flag);
+      if (rc != CKF_OK) {
+        return rc;
       }
     }
   }
   return CKF_OK;
 }
 
-/* Takes back the mappings of a refused event. Blocks that it brought are in no filter yet. */
-static void ckf_store_undo_(ckf_producer *p, const ckf_store_ *st) {
-  ckf_slot_ *const s = &p->slots_[st->slot];
-  while (s->count > st->first) {
-    const uint32_t id = ckf_record_last_(s);
-    const ckf_record_ record = p->records_[id];
-    ckf_mapping_erase_(p, st->slot, id, ckf_mapping_hash_(p, st->slot, record.external));
-    if (ckf_block_cell_of_(p, record.block)->state == 1) {
-      ckf_block_erase_(p, record.block);
-    } else {
-      ckf_block_cell_of_(p, record.block)->state--;
+/* The number of the block behind a new mapping, whose mark goes; CKF_NONE_ for a repeat. */
+static uint32_t ckf_store_new_(ckf_producer *p, const ckf_key_ *key) {
+  const uint32_t place = ckf_mapping_find_(p, key);
+  const uint32_t extra = place == CKF_NONE_ ? 0 : ckf_extra_(p, place);
+  if (!(extra & CKF_NEW_)) {
+    return CKF_NONE_;
+  }
+  ckf_extra_set_(p, place, extra & ~CKF_NEW_);
+  return ckf_mapping_block_(p, place);
+}
+
+/* Takes back the first `done` mappings of a refused event. */
+static void ckf_store_undo_(ckf_producer *p, ckf_store_ *st, size_t done) {
+  size_t at, i, step;
+  for (at = 0; at < done; at += step) {
+    step = st->n > CKF_EVENT_ ? ckf_store_hash_(p, st, at) : st->n;
+    for (i = 0; i < step && at + i < done; i++) {
+      const uint32_t block = st->n > CKF_EVENT_ ? ckf_store_new_(p, &st->key[i]) : st->block[i];
+      if (block != CKF_NONE_) {
+        ckf_mapping_erase_(p, st->slot, ckf_mapping_find_(p, &st->key[i]));
+        ckf_own_undo_(p, block);
+      }
     }
   }
   ckf_member_drop_if_empty_(p, st->slot);
 }
 
-/* Chunk and place of the event's first new mapping. */
-static uint32_t ckf_store_first_(const ckf_producer *p, const ckf_store_ *st) {
-  const ckf_slot_ *const s = &p->slots_[st->slot];
-  uint32_t chunk = s->tail;
-  uint32_t start = (s->count - 1) / CKF_CHUNK_LEN_;
-  for (; start > st->first / CKF_CHUNK_LEN_; start--) {
-    chunk = p->chunks_[chunk].prev;
-  }
-  return chunk * CKF_CHUNK_LEN_ + st->first % CKF_CHUNK_LEN_;
+/* Offers a block to the filter, unless it is there or was refused during this event. */
+static inline bool ckf_offer_(ckf_producer *p, uint32_t block, uint64_t mixed) {
+  uint64_t *const cell = ckf_cell_(p, block);
+  const uint32_t state = ckf_cell_state_(*cell);
+  return state == CKF_RESIDENT_ || state == CKF_TRIED_ ||
+         ckf_admit_(p, cell, mixed, p->filter_.max_kicks_);
 }
 
-static inline uint32_t ckf_record_next_(const ckf_producer *p, uint32_t id) {
-  return (id + 1) % CKF_CHUNK_LEN_ ? id + 1 : p->chunks_[id / CKF_CHUNK_LEN_].next * CKF_CHUNK_LEN_;
-}
-
-/* Offers the blocks of the new mappings to the filter, each canonical once; returns how many found
- * no place. */
-static uint32_t ckf_store_admit_(ckf_producer *p, const ckf_store_ *st) {
-  const uint32_t count = p->slots_[st->slot].count;
-  uint32_t id, n, failed = 0;
-  if (count == st->first) {
-    return 0;
-  }
-  id = ckf_store_first_(p, st);
-  for (n = st->first; n < count; n++, id = ckf_record_next_(p, id)) {
-    ckf_block_cell_ *const cell = ckf_block_cell_of_(p, p->records_[id].block);
-    if (!(cell->state & (CKF_RESIDENT_ | CKF_TRIED_))) {
-      const uint64_t mixed = ckf_filter_mix_(&p->filter_, ckf_block_canonical_(cell));
-      failed += !ckf_admit_(p, cell, mixed, p->filter_.max_kicks_);
+/* Offers the blocks of the new mappings, each canonical once; returns how many found no place. */
+static uint32_t ckf_store_admit_(ckf_producer *p, ckf_store_ *st) {
+  uint32_t failed = 0;
+  size_t at, i, step;
+  for (at = 0; at < st->n; at += step) {
+    step = st->n > CKF_EVENT_ ? ckf_store_hash_(p, st, at) : st->n;
+    for (i = 0; i < step; i++) {
+      const uint32_t block = st->n > CKF_EVENT_ ? ckf_store_new_(p, &st->key[i]) : st->block[i];
+      if (block != CKF_NONE_) {
+        failed += !ckf_offer_(p, block, st->mixed[i]);
+      }
     }
   }
   return failed;
@@ -2580,20 +2967,19 @@ static uint32_t ckf_store_admit_(ckf_producer *p, const ckf_store_ *st) {
 
 /* Repeats of omitted blocks get one try without relocation. Rare, so it may look everything up
  * again. Then the marks of both rounds go. */
-static void ckf_store_retry_(ckf_producer *p, const ckf_store_ *st, const ckf_block *blocks,
-                             size_t n) {
+static void ckf_store_retry_(ckf_producer *p, ckf_store_ *st) {
   unsigned round;
   for (round = p->rebuilding_ || !st->omitted_repeats; round < 2; round++) {
     size_t i;
-    for (i = 0; i < n; i++) {
-      const uint64_t external = blocks[i].external;
-      const uint32_t id =
-          ckf_mapping_find_(p, st->slot, external, ckf_mapping_hash_(p, st->slot, external));
-      ckf_block_cell_ *const cell = ckf_block_cell_of_(p, p->records_[id].block);
-      if (round == 1) {
-        cell->state &= ~CKF_TRIED_;
-      } else if (!(cell->state & (CKF_RESIDENT_ | CKF_TRIED_))) {
-        (void)ckf_admit_(p, cell, ckf_filter_mix_(&p->filter_, ckf_block_canonical_(cell)), 0);
+    for (i = 0; i < st->n; i++) {
+      const ckf_key_ key = ckf_key_make_(p, st->slot, st->blocks[i].external);
+      const uint32_t block = ckf_mapping_block_(p, ckf_mapping_find_(p, &key));
+      uint64_t *const cell = ckf_cell_(p, block);
+      const uint32_t state = ckf_cell_state_(*cell);
+      if (round == 1 && state == CKF_TRIED_) {
+        ckf_cell_set_state_(cell, CKF_OMITTED_);
+      } else if (round == 0 && state == CKF_OMITTED_) {
+        (void)ckf_admit_(p, cell, ckf_block_mixed_(p, block), 0);
       }
     }
   }
@@ -2602,19 +2988,20 @@ static void ckf_store_retry_(ckf_producer *p, const ckf_store_ *st, const ckf_bl
 /* The canonical that the first block hangs under. */
 static int ckf_store_parent_(ckf_producer *p, ckf_store_ *st, bool has_parent, uint64_t parent,
                              bool has_start, uint64_t start) {
-  uint32_t id = CKF_NONE_;
+  uint32_t place = CKF_NONE_;
   st->rooted = !has_parent;
   if (!has_parent) {
     return has_start && start != 0 ? CKF_ERR_INVALID_BLOCK_SEQUENCE : CKF_OK;
   }
   if (st->slot != CKF_NONE_) {
-    id = ckf_mapping_find_(p, st->slot, parent, ckf_mapping_hash_(p, st->slot, parent));
+    const ckf_key_ key = ckf_key_make_(p, st->slot, parent);
+    place = ckf_mapping_find_(p, &key);
   }
-  if (id == CKF_NONE_) {
+  if (place == CKF_NONE_) {
     ckf_count_(&p->parent_not_found_, !p->rebuilding_);
     return CKF_ERR_PARENT_NOT_FOUND;
   }
-  st->parent = ckf_block_canonical_(ckf_block_cell_of_(p, p->records_[id].block));
+  st->parent = ckf_block_canonical_(p, ckf_mapping_block_(p, place));
   return CKF_OK;
 }
 
@@ -2622,11 +3009,16 @@ static int ckf_store_run_(ckf_producer *p, const ckf_member *m, bool has_parent,
                           bool has_start, uint64_t start, const ckf_block *blocks, size_t n,
                           ckf_outcome *out) {
   ckf_store_ st;
+  uint32_t before;
+  size_t done = 0;
   int rc;
   if (n == 0) {
     return CKF_OK;
   }
-  CKF_MEMSET(&st, 0, sizeof st);
+  st.blocks = blocks;
+  st.n = n;
+  st.omitted_repeats = false;
+  st.parent = st.last = 0;
   st.slot = ckf_member_find_(p, m);
   rc = ckf_store_parent_(p, &st, has_parent, parent, has_start, start);
   if (rc != CKF_OK) {
@@ -2635,23 +3027,23 @@ static int ckf_store_run_(ckf_producer *p, const ckf_member *m, bool has_parent,
   if (st.slot == CKF_NONE_) {
     st.slot = ckf_member_add_(p, m);
     if (st.slot == CKF_NONE_) {
-      ckf_count_(&p->nospace_failures_, 1);
+      ckf_count_(&p->nospace_blocks_, n);
       return CKF_ERR_NOSPACE;
     }
   }
-  st.first = p->slots_[st.slot].count;
-  rc = ckf_store_map_(p, &st, blocks, n, out);
+  before = p->slots_[st.slot].count;
+  rc = ckf_store_map_(p, &st, &done);
   if (rc != CKF_OK) {
-    ckf_store_undo_(p, &st);
-    out->repeated = 0;
-    ckf_count_(&p->nospace_failures_, rc == CKF_ERR_NOSPACE);
+    ckf_store_undo_(p, &st, done);
+    ckf_count_(&p->nospace_blocks_, rc == CKF_ERR_NOSPACE ? n : 0);
     return rc;
   }
-  out->mapped = p->slots_[st.slot].count - st.first;
+  out->mapped = p->slots_[st.slot].count - before;
+  out->repeated = (uint32_t)n - out->mapped;
   out->omitted = ckf_store_admit_(p, &st);
   ckf_count_(&p->capacity_failures_, out->omitted);
   if (out->omitted || st.omitted_repeats) {
-    ckf_store_retry_(p, &st, blocks, n);
+    ckf_store_retry_(p, &st);
   }
   return out->omitted && !p->rebuilding_ ? CKF_ERR_CAPACITY_EXHAUSTED : CKF_OK;
 }
@@ -2678,96 +3070,89 @@ int ckf_producer_stored(ckf_producer *p, const ckf_member *member, enum ckf_tier
   return ckf_event_end_(p, rc, out);
 }
 
-/* What is known of the records that a batch is about to remove. */
+/* What is known of the mappings that are about to be removed together. */
 typedef struct ckf_doomed_ {
-  uint32_t id[CKF_BATCH_]; /* CKF_NONE_: not mapped */
-  uint64_t hash[CKF_BATCH_];
-  uint64_t mixed[CKF_BATCH_];
+  uint32_t place[CKF_EVENT_]; /* CKF_NONE_: not mapped */
+  uint32_t block[CKF_EVENT_];
+  uint64_t entry[CKF_EVENT_]; /* to notice one that is gone since */
+  uint64_t mixed[CKF_EVENT_]; /* of blocks that have one owner */
 } ckf_doomed_;
 
-/* Asks for the block row and then for the filter word of each record. Every step serves the whole
- * batch before the next one reads what the step before it asked for. */
+/* Asks for the block row and then for the filter word of each. Every step serves all of them before
+ * the next one reads what the step before it asked for. */
 static inline void ckf_doomed_prefetch_(const ckf_producer *p, ckf_doomed_ *d, size_t n) {
   size_t i;
   for (i = 0; i < n; i++) {
-    if (d->id[i] != CKF_NONE_) {
-      CKF_PREFETCH_(&p->blocks_[p->records_[d->id[i]].block / CKF_ID_STEP_]);
+    if (d->place[i] != CKF_NONE_) {
+      d->entry[i] = *ckf_entry_(p, d->place[i]);
+      d->block[i] = ckf_mapping_block_(p, d->place[i]);
+      CKF_PREFETCH_(ckf_cell_(p, d->block[i]));
     }
   }
   for (i = 0; i < n; i++) {
-    if (d->id[i] != CKF_NONE_) {
-      const ckf_block_cell_ *const cell = ckf_block_cell_of_(p, p->records_[d->id[i]].block);
-      d->mixed[i] = ckf_filter_mix_(&p->filter_, ckf_block_canonical_(cell));
+    if (d->place[i] != CKF_NONE_ && ckf_cell_owners_(p, *ckf_cell_(p, d->block[i])) == 1) {
+      d->mixed[i] = ckf_block_mixed_(p, d->block[i]);
       CKF_PREFETCH_(&p->filter_.words_[ckf_filter_home_(&p->filter_, d->mixed[i])]);
+    } else {
+      d->mixed[i] = 0;
     }
   }
 }
 
-/* Finds the records of a batch of externals. */
-static inline void ckf_remove_prepare_(const ckf_producer *p, uint32_t slot,
-                                       const uint64_t *externals, size_t n, ckf_doomed_ *d) {
-  const ckf_slot_ *const s = &p->slots_[slot];
-  const uint32_t tail = ckf_record_last_(s);
-  const uint32_t in_tail = tail % CKF_CHUNK_LEN_ + 1;
-  size_t i;
-  for (i = 0; i < n; i++) {
-    d->hash[i] = ckf_mapping_hash_(p, slot, externals[i]);
-    ckf_index_prefetch_(&p->mapping_index_, d->hash[i]);
-    if (i < in_tail) { /* the record that will fill the hole has an index row too */
-      ckf_index_prefetch_(&p->mapping_index_,
-                          ckf_mapping_hash_(p, slot, p->records_[tail - i].external));
-    }
+/* Removes mapping i; `known` says that the block had one owner when it was looked at. */
+static inline int ckf_doomed_remove_(ckf_producer *p, uint32_t slot, ckf_doomed_ *d, size_t i) {
+  const uint32_t block = d->block[i];
+  int rc;
+  if (d->mixed[i] == 0) { /* it may have lost other owners since */
+    d->mixed[i] = ckf_cell_owners_(p, *ckf_cell_(p, block)) == 1 ? ckf_block_mixed_(p, block) : 0;
   }
-  for (i = 0; i < n; i++) {
-    d->id[i] = ckf_mapping_find_(p, slot, externals[i], d->hash[i]);
+  rc = ckf_disown_(p, block, d->mixed[i]);
+  if (rc == CKF_OK) {
+    ckf_mapping_erase_(p, slot, d->place[i]);
   }
-  ckf_doomed_prefetch_(p, d, n);
-}
-
-/* The record of an external now: where it was when the batch was prepared, unless a removal since
- * then took it away or let it fill a hole. */
-static inline uint32_t ckf_remove_recheck_(const ckf_producer *p, uint32_t slot, uint64_t external,
-                                           uint64_t hash, uint32_t id) {
-  const ckf_slot_ *const s = &p->slots_[slot];
-  const bool there = id != CKF_NONE_ && ckf_mapping_is_(p, slot, external, id) &&
-                     (id / CKF_CHUNK_LEN_ != s->tail || id <= ckf_record_last_(s));
-  return there ? id : ckf_mapping_find_(p, slot, external, hash);
+  return rc;
 }
 
 static int ckf_remove_run_(ckf_producer *p, const ckf_member *m, const uint64_t *externals,
                            size_t n, ckf_outcome *out) {
   const uint32_t slot = ckf_member_find_(p, m);
+  ckf_key_ key[CKF_EVENT_];
   ckf_doomed_ d;
-  size_t at = 0;
+  size_t at = 0, i, step;
   int first = CKF_OK;
-  while (slot != CKF_NONE_ && at < n && p->slots_[slot].count > 0) {
-    const size_t step = n - at < CKF_BATCH_ ? n - at : CKF_BATCH_;
-    size_t i;
-    ckf_remove_prepare_(p, slot, externals + at, step, &d);
+  for (; slot != CKF_NONE_ && at < n; at += step) {
+    step = n - at < CKF_EVENT_ ? n - at : CKF_EVENT_;
     for (i = 0; i < step; i++) {
-      uint32_t id = d.id[i];
-      int rc;
-      if (id != CKF_NONE_) {
-        id = ckf_remove_recheck_(p, slot, externals[at + i], d.hash[i], id);
-      }
-      if (id == CKF_NONE_) {
-        out->unknown++;
-        continue;
-      }
-      rc = ckf_disown_(p, p->records_[id].block, d.mixed[i]);
-      if (rc == CKF_OK) {
-        ckf_mapping_erase_(p, slot, id, d.hash[i]);
-        out->unmapped++;
-      } else if (first == CKF_OK) {
-        first = rc;
+      key[i] = ckf_key_make_(p, slot, externals[at + i]);
+      CKF_PREFETCH_(ckf_row_(&p->mappings_, key[i].row));
+    }
+    for (i = 0; i < step; i++) {
+      d.place[i] = ckf_row_entry_(p, key[i].row, key[i].want);
+      if (d.place[i] == CKF_NONE_) {
+        CKF_PREFETCH_(ckf_row_(&p->mappings_, key[i].second));
       }
     }
-    at += step;
+    for (i = 0; i < step; i++) {
+      if (d.place[i] == CKF_NONE_ && ckf_away_(p, key[i].row)) {
+        d.place[i] = ckf_row_entry_(p, key[i].second, key[i].want | CKF_SECOND_);
+      }
+    }
+    ckf_doomed_prefetch_(p, &d, step);
+    for (i = 0; i < step; i++) {
+      int rc;
+      if (d.place[i] == CKF_NONE_ || *ckf_entry_(p, d.place[i]) != d.entry[i]) {
+        out->unknown++; /* removals move nothing: what is not there any more is gone */
+        continue;
+      }
+      rc = ckf_doomed_remove_(p, slot, &d, i);
+      out->unmapped += rc == CKF_OK;
+      first = first == CKF_OK ? rc : first;
+    }
   }
   if (slot != CKF_NONE_) {
     ckf_member_drop_if_empty_(p, slot);
   }
-  out->unknown += (uint32_t)(n - at); /* there is no member any more, or there never was one */
+  out->unknown += (uint32_t)(n - at); /* of a member that does not exist */
   ckf_count_(&p->unknown_removals_, out->unknown);
   return first;
 }
@@ -2789,26 +3174,28 @@ int ckf_producer_removed(ckf_producer *p, const ckf_member *member, enum ckf_tie
   return ckf_event_end_(p, ckf_remove_run_(p, member, externals, n, out), out);
 }
 
-/* Drops all mappings of a member from the last to the first, so no record has to move. */
+/* Drops all mappings of a member. What it scanned needs no second scan: the last mapping ends it,
+ * and the member's bitmap goes with the member. */
 static int ckf_clear_slot_(ckf_producer *p, uint32_t slot, uint32_t *unmapped) {
-  ckf_slot_ *const s = &p->slots_[slot];
   ckf_doomed_ d;
-  while (s->count > 0) {
-    const uint32_t last = ckf_record_last_(s), in_tail = last % CKF_CHUNK_LEN_ + 1;
-    const uint32_t step = in_tail < CKF_BATCH_ ? in_tail : CKF_BATCH_;
-    uint32_t i;
-    for (i = 0; i < step; i++) {
-      d.id[i] = last - i;
-      d.hash[i] = ckf_mapping_hash_(p, slot, p->records_[last - i].external);
-      ckf_index_prefetch_(&p->mapping_index_, d.hash[i]);
+  uint32_t place = 0, step, i;
+  while (p->slots_[slot].count > 0) {
+    for (step = 0; step < CKF_EVENT_ && step < p->slots_[slot].count; step++) {
+      place = ckf_mapping_next_(p, slot, place);
+      if (place == CKF_NONE_) {
+        break;
+      }
+      d.place[step] = place++;
+    }
+    if (step == 0) {
+      return CKF_ERR_INVARIANT;
     }
     ckf_doomed_prefetch_(p, &d, step);
     for (i = 0; i < step; i++) {
-      const int rc = ckf_disown_(p, p->records_[d.id[i]].block, d.mixed[i]);
+      const int rc = ckf_doomed_remove_(p, slot, &d, i);
       if (rc != CKF_OK) {
         return rc;
       }
-      ckf_mapping_erase_(p, slot, d.id[i], d.hash[i]);
       (*unmapped)++;
     }
   }
@@ -2855,6 +3242,7 @@ int ckf_producer_remove_worker(ckf_producer *p, uint64_t worker_id) {
 
 int ckf_producer_drain(ckf_producer *p, ckf_batch *out) {
   const uint32_t touched = p->dirty_len_;
+  uint8_t *to = p->dirty_;
   uint32_t i, changed = 0;
   out->images = p->dirty_;
   out->image_count = 0;
@@ -2862,12 +3250,14 @@ int ckf_producer_drain(ckf_producer *p, ckf_batch *out) {
     return CKF_ERR_ARG;
   }
   for (i = 0; i < touched; i++) { /* the list of old words becomes the list of new ones in place */
-    const ckf_image was = p->dirty_[i];
+    const ckf_image was = ckf_image_get_(p->dirty_ + (size_t)i * CKF_CBI1_IMAGE_BYTES);
     const uint64_t now = p->filter_.words_[was.bucket];
     p->dirty_bits_[was.bucket / 64] = 0;
-    p->dirty_[changed].bucket = was.bucket;
-    p->dirty_[changed].word = now;
-    changed += now != was.word;
+    if (now != was.word) {
+      ckf_image_put_(to, was.bucket, now);
+      to += CKF_CBI1_IMAGE_BYTES;
+      changed++;
+    }
   }
   p->dirty_len_ = 0;
   p->pending_ = 0;
@@ -2876,6 +3266,14 @@ int ckf_producer_drain(ckf_producer *p, ckf_batch *out) {
   ckf_count_(&p->net_reverted_, touched - changed);
   out->image_count = changed;
   return changed > 0;
+}
+
+ckf_image ckf_batch_image(const ckf_batch *batch, size_t i) {
+  return ckf_image_get_(batch->images + i * CKF_CBI1_IMAGE_BYTES);
+}
+
+void ckf_batch_put(uint8_t *images, size_t i, ckf_image image) {
+  ckf_image_put_(images + i * CKF_CBI1_IMAGE_BYTES, image.bucket, image.word);
 }
 
 /* ---- read-outs ---- */
@@ -2890,6 +3288,8 @@ bool ckf_producer_has_pending(const ckf_producer *p) {
   return p->pending_ != 0 || p->dirty_len_ != 0;
 }
 
+bool ckf_producer_has_tags(const ckf_producer *p) { return p->tags_ != NULL; }
+
 void ckf_producer_stats_get(const ckf_producer *p, ckf_producer_stats *out) {
   out->members = p->member_count_;
   out->contributions = p->mapping_count_;
@@ -2899,7 +3299,7 @@ void ckf_producer_stats_get(const ckf_producer *p, ckf_producer_stats *out) {
   out->unknown_removals = p->unknown_removals_;
   out->parent_not_found = p->parent_not_found_;
   out->capacity_failures = p->capacity_failures_;
-  out->nospace_failures = p->nospace_failures_;
+  out->nospace_blocks = p->nospace_blocks_;
   out->physical_touches = p->physical_touches_;
   out->distinct_touched = p->distinct_touched_;
   out->emitted = p->emitted_;
@@ -2922,33 +3322,41 @@ bool ckf_producer_contains(const ckf_producer *p, uint64_t canonical) {
   return ckf_filter_contains(&p->filter_, canonical);
 }
 
+/* Number of the block with this filter hash. */
+static uint32_t ckf_block_of_(const ckf_producer *p, uint64_t mixed) {
+  uint64_t rest;
+  const uint32_t home = ckf_split_(&p->blocks_, ckf_scramble_(&p->blocks_, mixed), &rest);
+  return ckf_block_find_(p, home, rest);
+}
+
 int ckf_producer_owners(const ckf_producer *p, uint64_t canonical, uint32_t *owners,
                         bool *resident) {
-  const uint32_t block = ckf_block_find_(p, canonical, ckf_block_hash_(p, canonical));
-  const uint32_t state = block == CKF_NONE_ ? 0 : ckf_block_cell_of_(p, block)->state;
+  const uint32_t block = ckf_block_of_(p, ckf_filter_mix_(&p->filter_, canonical));
   if (owners) {
-    *owners = state & CKF_OWNERS_;
+    *owners = block == CKF_NONE_ ? 0 : ckf_block_owners_(p, block);
   }
   if (resident) {
-    *resident = (state & CKF_RESIDENT_) != 0;
+    *resident = block != CKF_NONE_ && ckf_cell_state_(*ckf_cell_(p, block)) == CKF_RESIDENT_;
   }
-  return state != 0;
+  return block != CKF_NONE_;
 }
 
 int ckf_producer_find(ckf_producer *p, const ckf_member *member, uint64_t external,
                       uint64_t *canonical, uint32_t **tag) {
   const uint32_t slot = ckf_member_find_(p, member);
-  const uint32_t id = slot == CKF_NONE_ ? CKF_NONE_
-                                        : ckf_mapping_find_(p, slot, external,
-                                                            ckf_mapping_hash_(p, slot, external));
-  if (id == CKF_NONE_) {
+  uint32_t place = CKF_NONE_;
+  if (slot != CKF_NONE_) {
+    const ckf_key_ key = ckf_key_make_(p, slot, external);
+    place = ckf_mapping_find_(p, &key);
+  }
+  if (place == CKF_NONE_) {
     return 0;
   }
   if (canonical) {
-    *canonical = ckf_block_canonical_(ckf_block_cell_of_(p, p->records_[id].block));
+    *canonical = ckf_block_canonical_(p, ckf_mapping_block_(p, place));
   }
   if (tag) {
-    *tag = &p->records_[id].tag;
+    *tag = p->tags_ ? ckf_tag_(p, place) : NULL;
   }
   return 1;
 }
@@ -3005,133 +3413,97 @@ const ckf_member *ckf_producer_members(ckf_producer *p, size_t *count) {
 int ckf_producer_mapping_next(const ckf_producer *p, const ckf_member *member, uint32_t *cursor,
                               ckf_mapping *out) {
   const uint32_t slot = ckf_member_find_(p, member);
-  const ckf_record_ *record;
-  uint32_t id;
-  if (slot == CKF_NONE_) {
+  const uint32_t place = slot == CKF_NONE_ ? CKF_NONE_ : ckf_mapping_next_(p, slot, *cursor);
+  if (place == CKF_NONE_) {
     return 0;
   }
-  if (*cursor == 0) { /* otherwise the cursor is the last record's number + 1 */
-    id = p->slots_[slot].head * CKF_CHUNK_LEN_;
-  } else if (*cursor - 1 == ckf_record_last_(&p->slots_[slot])) {
-    return 0;
-  } else {
-    id = ckf_record_next_(p, *cursor - 1);
-  }
-  record = &p->records_[id];
-  out->external = record->external;
-  out->canonical = ckf_block_canonical_(ckf_block_cell_of_(p, record->block));
-  out->tag = record->tag;
-  *cursor = id + 1;
+  out->external = ckf_mapping_external_(p, place);
+  out->canonical = ckf_block_canonical_(p, ckf_mapping_block_(p, place));
+  out->tag = p->tags_ ? *ckf_tag_(p, place) : 0;
+  *cursor = place + 1;
   return 1;
 }
 
 /* ---- invariants ---- */
 
-static uint64_t ckf_index_passed_(const ckf_index_ *x, uint64_t *used) {
-  uint64_t passed = 0;
-  uint32_t row, i;
-  *used = 0;
-  for (row = 0; row < x->row_count; row++) {
-    for (i = 0; i < CKF_ROW_IDS_; i++) {
-      *used += ckf_index_row_(x, row)[i] != 0;
-    }
-    passed += ckf_index_row_(x, row)[CKF_ROW_IDS_];
-  }
-  return passed;
+/* A mapping's part in a sum that tells whether each block has as many mappings as it has owners. */
+static inline uint64_t ckf_check_share_(uint32_t block) {
+  uint64_t state = block;
+  return ckf_rng_draw(&state);
 }
 
-/* Rows between the home of an id and where it is; adds them to *passed. */
-static bool ckf_index_check_one_(ckf_index_ *x, uint64_t hash, uint32_t id, uint64_t *passed) {
-  const uint32_t *const place = ckf_index_locate_(x, hash, id, false);
-  const uint32_t home = ckf_row_of_(hash, x->row_count);
-  uint32_t row;
-  if (!place) {
-    return false;
-  }
-  row = (uint32_t)((size_t)(place - x->rows) / 16);
-  *passed += row >= home ? row - home : row + x->row_count - home;
-  return true;
-}
-
-static bool ckf_check_members_(ckf_producer *p) {
-  uint64_t mapping_passed = 0, member_passed = 0, used, mappings = 0;
-  uint32_t slot, members = 0, chunks = 0, chunk, guard;
-  for (slot = 0; slot < p->slot_used_; slot++) {
-    const ckf_slot_ *const s = &p->slots_[slot];
-    uint32_t id, n;
-    if (s->count == 0) {
-      continue;
-    }
-    members++;
-    mappings += s->count;
-    if (!ckf_index_check_one_(&p->member_index_, s->salt, slot, &member_passed) ||
-        p->chunks_[s->head].prev != CKF_NONE_ || p->chunks_[s->tail].next != CKF_NONE_) {
-      return false;
-    }
-    id = s->head * CKF_CHUNK_LEN_;
-    for (n = 0; n < s->count; n++, id = n < s->count ? ckf_record_next_(p, id) : id) {
-      const uint64_t hash = ckf_mapping_hash_(p, slot, p->records_[id].external);
-      chunks += id % CKF_CHUNK_LEN_ == 0;
-      if (p->chunks_[id / CKF_CHUNK_LEN_].slot != slot ||
-          ckf_mapping_find_(p, slot, p->records_[id].external, hash) != id ||
-          !ckf_index_check_one_(&p->mapping_index_, hash, id, &mapping_passed)) {
+static bool ckf_check_mappings_(const ckf_producer *p, uint64_t *shares) {
+  uint32_t row, i, slot, mappings = 0, members = 0, counted = 0, away = 0, elsewhere = 0;
+  bool good = true, stuck = false;
+  *shares = 0;
+  for (row = 0; row < p->mappings_.row_count; row++) {
+    stuck = stuck || ckf_away_(p, row) == CKF_AWAY_MAX_;
+    away += ckf_away_(p, row);
+    for (i = 0; i < CKF_ROW_ENTRIES_; i++) {
+      const uint32_t place = row * CKF_ROW_WORDS_ + i, region = row >> p->region_shift_;
+      const uint64_t entry = *ckf_entry_(p, place);
+      ckf_key_ key;
+      if (entry == 0) {
+        continue;
+      }
+      slot = ckf_entry_slot_(p, entry);
+      if (slot >= p->slot_used_ || p->slots_[slot].count == 0 ||
+          ckf_mapping_block_(p, place) / CKF_ROW_WORDS_ >= p->blocks_.row_count) {
         return false;
       }
+      key = ckf_key_make_(p, slot, ckf_mapping_external_(p, place));
+      good = good && ckf_mapping_find_(p, &key) == place && !(ckf_extra_(p, place) & CKF_NEW_) &&
+             (*ckf_region_word_(p, slot, region) >> region % 64 & 1);
+      *shares += ckf_check_share_(ckf_mapping_block_(p, place));
+      elsewhere += (entry & CKF_SECOND_) != 0;
+      mappings++;
     }
-    if (id != ckf_record_last_(s)) {
-      return false;
+  }
+  for (slot = 0; slot < p->slot_used_; slot++) {
+    uint32_t place = 0, n = 0;
+    ckf_member m;
+    if (p->slots_[slot].count == 0) {
+      continue;
     }
+    for (; (place = ckf_mapping_next_(p, slot, place)) != CKF_NONE_; place++) {
+      n++;
+    }
+    m.worker_id = p->slots_[slot].worker_id;
+    m.dp_rank = p->slots_[slot].dp_rank;
+    good = good && n == p->slots_[slot].count && ckf_member_find_(p, &m) == slot;
+    members++;
+    counted += n;
   }
-  for (chunk = p->chunk_free_, guard = 0; chunk != CKF_NONE_ && guard <= p->chunk_used_; guard++) {
-    chunk = p->chunks_[chunk].next;
-  }
-  if (chunks + guard != p->chunk_used_ || p->chunk_used_ > p->chunk_cap_) {
-    return false;
-  }
-  if (ckf_index_passed_(&p->mapping_index_, &used) != mapping_passed || used != mappings) {
-    return false;
-  }
-  if (ckf_index_passed_(&p->member_index_, &used) != member_passed || used != members) {
-    return false;
-  }
-  return mappings == p->mapping_count_ && members == p->member_count_;
+  return good && (stuck || away == elsewhere) && mappings == p->mapping_count_ &&
+         counted == mappings && members == p->member_count_;
 }
 
-/* Adds `by` (1 or -1 as unsigned) to the owners of each mapping's block. */
-static void ckf_check_shift_owners_(ckf_producer *p, uint32_t by) {
-  uint32_t chunk, i;
-  for (chunk = 0; chunk < p->chunk_used_; chunk++) {
-    const uint32_t slot = p->chunks_[chunk].slot;
-    const bool last = slot != CKF_NONE_ && p->slots_[slot].tail == chunk;
-    const uint32_t n = slot == CKF_NONE_ ? 0
-                       : last            ? (p->slots_[slot].count - 1) % CKF_CHUNK_LEN_ + 1
-                                         : CKF_CHUNK_LEN_;
-    for (i = 0; i < n; i++) {
-      ckf_block_cell_of_(p, p->records_[chunk * CKF_CHUNK_LEN_ + i].block)->state += by;
-    }
-  }
-}
-
-static bool ckf_check_blocks_(ckf_producer *p) {
-  uint64_t passed = 0, distance = 0, slots = 0, bucket;
-  uint32_t row, i, blocks = 0, residents = 0;
-  bool good = true;
-  for (row = 0; row < p->block_row_count_; row++) {
-    passed += p->blocks_[row].past;
-    for (i = 0; i < CKF_ROW_CELLS_; i++) {
-      const ckf_block_cell_ *const cell = &p->blocks_[row].cells[i];
-      const uint64_t canonical = ckf_block_canonical_(cell);
-      const uint64_t hash = ckf_block_hash_(p, canonical);
-      const uint32_t home = ckf_row_of_(hash, p->block_row_count_);
-      if (cell->state == 0) {
+static bool ckf_check_blocks_(const ckf_producer *p, uint64_t *shares) {
+  uint64_t slots = 0, bucket;
+  uint32_t row, i, at, blocks = 0, residents = 0, spilled = 0, places = 0;
+  uint32_t away = 0, elsewhere = 0;
+  bool good = true, stuck = false;
+  *shares = 0;
+  for (row = 0; row < p->blocks_.row_count; row++) {
+    stuck = stuck || ckf_row_away_(p, row) == CKF_ROW_WORDS_;
+    away += ckf_row_away_(p, row);
+    for (i = 0; i < CKF_ROW_WORDS_; i++) {
+      const uint32_t block = row * CKF_ROW_WORDS_ + i;
+      const uint64_t cell = *ckf_cell_(p, block) & ~CKF_AWAY_;
+      const uint32_t state = ckf_cell_state_(cell);
+      if (ckf_cell_owners_(p, cell) == 0) {
+        good = good && cell == 0;
         continue;
       }
       blocks++;
-      residents += (cell->state & CKF_RESIDENT_) != 0;
-      distance += row >= home ? row - home : row + p->block_row_count_ - home;
-      good = good && ckf_block_find_(p, canonical, hash) == row * CKF_ID_STEP_ + i &&
-             !(cell->state & CKF_TRIED_) &&
-             (!(cell->state & CKF_RESIDENT_) || ckf_filter_contains(&p->filter_, canonical));
+      elsewhere += ckf_cell_way_(p, cell) > 0;
+      residents += state == CKF_RESIDENT_;
+      spilled += ckf_cell_owners_(p, cell) == ckf_cell_full_(p);
+      *shares += ckf_check_share_(block) * ckf_block_owners_(p, block);
+      good = good && ckf_block_of_(p, ckf_block_mixed_(p, block)) == block &&
+             (state == CKF_OMITTED_ ||
+              (state == CKF_RESIDENT_ &&
+               ckf_filter_contains(&p->filter_, ckf_block_canonical_(p, block))));
     }
   }
   for (bucket = 0; bucket < p->filter_.format_.bucket_count; bucket++) {
@@ -3139,21 +3511,14 @@ static bool ckf_check_blocks_(ckf_producer *p) {
       slots += (p->filter_.words_[bucket] >> i & 0xFFFF) != 0;
     }
   }
-  return good && passed == distance && blocks == p->block_count_ &&
-         residents == p->resident_count_ && slots == residents;
-}
-
-static bool ckf_check_owners_(ckf_producer *p) {
-  uint32_t row, i;
-  bool good = true;
-  ckf_check_shift_owners_(p, UINT32_MAX);
-  for (row = 0; row < p->block_row_count_; row++) {
-    for (i = 0; i < CKF_ROW_CELLS_; i++) {
-      good = good && (p->blocks_[row].cells[i].state & CKF_OWNERS_) == 0;
-    }
+  for (at = 0; at <= p->spill_mask_; at++) {
+    places += p->spill_[at].block != 0;
+    good = good && (p->spill_[at].block == 0 ||
+                    (p->spill_[at].owners >= ckf_cell_full_(p) &&
+                     ckf_spill_find_(p, p->spill_[at].block - 1) == &p->spill_[at]));
   }
-  ckf_check_shift_owners_(p, 1);
-  return good;
+  return good && blocks == p->block_count_ && residents == p->resident_count_ &&
+         slots == residents && spilled == places && (stuck || away == elsewhere);
 }
 
 static bool ckf_check_window_(const ckf_producer *p) {
@@ -3165,7 +3530,7 @@ static bool ckf_check_window_(const ckf_producer *p) {
     }
   }
   for (i = 0; i < p->dirty_len_; i++) {
-    const uint32_t bucket = p->dirty_[i].bucket;
+    const uint32_t bucket = ckf_image_get_(p->dirty_ + i * CKF_CBI1_IMAGE_BYTES).bucket;
     if (!(p->dirty_bits_[bucket / 64] >> bucket % 64 & 1)) {
       return false;
     }
@@ -3173,8 +3538,9 @@ static bool ckf_check_window_(const ckf_producer *p) {
   return bits == p->dirty_len_;
 }
 
-int ckf_producer_check_(ckf_producer *p) {
-  return ckf_check_members_(p) && ckf_check_blocks_(p) && ckf_check_owners_(p) &&
+int ckf_producer_check_(const ckf_producer *p) {
+  uint64_t mapped, owned;
+  return ckf_check_mappings_(p, &mapped) && ckf_check_blocks_(p, &owned) && mapped == owned &&
                  ckf_check_window_(p)
              ? CKF_OK
              : CKF_ERR_INVARIANT;
@@ -3197,32 +3563,45 @@ static int ckf_rebuild_order_(ckf_producer *p, const ckf_member *m) {
   return CKF_OK;
 }
 
-/* Copies a member with its tags, then offers its blocks to the filter. */
+/* Gives a member of `next` the mapping that `p` has at a place; *block is the block's number. */
+static int ckf_mapping_copy_(ckf_producer *next, uint32_t slot, const ckf_producer *p,
+                             uint32_t place, uint32_t *block) {
+  const uint64_t mixed = ckf_block_mixed_(p, ckf_mapping_block_(p, place));
+  const ckf_key_ key = ckf_key_make_(next, slot, ckf_mapping_external_(p, place));
+  uint64_t rest;
+  const uint32_t home = ckf_split_(&next->blocks_, ckf_scramble_(&next->blocks_, mixed), &rest);
+  const int rc = ckf_own_(next, home, rest, block);
+  uint32_t to;
+  if (rc != CKF_OK) {
+    return rc;
+  }
+  to = ckf_mapping_add_(next, slot, &key, *block, 0);
+  if (to == CKF_NONE_) {
+    return CKF_ERR_NOSPACE;
+  }
+  if (next->tags_ && p->tags_) {
+    *ckf_tag_(next, to) = *ckf_tag_(p, place);
+  }
+  return CKF_OK;
+}
+
+/* Copies a member with its tags and offers its blocks to the filter, each once. */
 static int ckf_rebuild_retain_(ckf_producer *next, const ckf_producer *p, const ckf_member *m) {
-  ckf_outcome out;
-  ckf_mapping mapping;
-  ckf_store_ st;
-  uint32_t cursor = 0;
-  CKF_MEMSET(&st, 0, sizeof st);
-  CKF_MEMSET(&out, 0, sizeof out);
-  st.slot = ckf_member_add_(next, m);
-  if (st.slot == CKF_NONE_) {
-    return CKF_ERR_INVARIANT;
-  }
-  while (ckf_producer_mapping_next(p, m, &cursor, &mapping)) {
-    uint32_t block;
-    const int rc =
-        ckf_own_(next, mapping.canonical, ckf_block_hash_(next, mapping.canonical), &block);
+  const uint32_t from = ckf_member_find_(p, m), slot = ckf_member_add_(next, m);
+  uint32_t place, block, failed = 0;
+  for (place = 0; (place = ckf_mapping_next_(p, from, place)) != CKF_NONE_; place++) {
+    const int rc = ckf_mapping_copy_(next, slot, p, place, &block);
     if (rc != CKF_OK) {
-      return CKF_ERR_INVARIANT;
+      return rc;
     }
-    ckf_mapping_add_(next, st.slot, mapping.external,
-                     ckf_mapping_hash_(next, st.slot, mapping.external), block);
-    next->records_[ckf_record_last_(&next->slots_[st.slot])].tag = mapping.tag;
+    failed += !ckf_offer_(next, block, ckf_block_mixed_(next, block));
   }
-  ckf_count_(&next->capacity_failures_, ckf_store_admit_(next, &st));
-  for (cursor = 0; ckf_producer_mapping_next(next, m, &cursor, &mapping);) {
-    ckf_block_cell_of_(next, next->records_[cursor - 1].block)->state &= ~CKF_TRIED_;
+  ckf_count_(&next->capacity_failures_, failed);
+  for (place = 0; failed && (place = ckf_mapping_next_(next, slot, place)) != CKF_NONE_; place++) {
+    uint64_t *const cell = ckf_cell_(next, ckf_mapping_block_(next, place));
+    if (ckf_cell_state_(*cell) == CKF_TRIED_) {
+      ckf_cell_set_state_(cell, CKF_OMITTED_);
+    }
   }
   return CKF_OK;
 }
@@ -3262,9 +3641,20 @@ int ckf_rebuild_begin(ckf_producer *next, const ckf_producer *p, const ckf_membe
 static void ckf_rebuild_mark_(ckf_producer *next, uint32_t bucket, uint64_t known) {
   if (next->filter_.words_[bucket] != known) {
     next->dirty_bits_[bucket / 64] |= UINT64_C(1) << bucket % 64;
-    next->dirty_[next->dirty_len_].bucket = bucket;
-    next->dirty_[next->dirty_len_++].word = known;
+    ckf_image_put_(next->dirty_ + (size_t)next->dirty_len_++ * CKF_CBI1_IMAGE_BYTES, bucket, known);
   }
+}
+
+/* Takes over what is counted over the whole life of a producer. */
+static void ckf_rebuild_counters_(ckf_producer *next, const ckf_producer *p) {
+  next->unknown_removals_ = p->unknown_removals_;
+  next->parent_not_found_ = p->parent_not_found_;
+  next->distinct_touched_ = p->distinct_touched_;
+  next->emitted_ = p->emitted_;
+  next->net_reverted_ = p->net_reverted_;
+  ckf_count_(&next->capacity_failures_, p->capacity_failures_);
+  ckf_count_(&next->nospace_blocks_, p->nospace_blocks_);
+  ckf_count_(&next->physical_touches_, p->physical_touches_);
 }
 
 int ckf_rebuild_commit(ckf_producer *p, ckf_producer *next) {
@@ -3275,7 +3665,8 @@ int ckf_rebuild_commit(ckf_producer *p, ckf_producer *next) {
     return CKF_ERR_ARG;
   }
   for (i = 0; i < p->dirty_len_; i++) {
-    ckf_rebuild_mark_(next, p->dirty_[i].bucket, p->dirty_[i].word);
+    const ckf_image was = ckf_image_get_(p->dirty_ + (size_t)i * CKF_CBI1_IMAGE_BYTES);
+    ckf_rebuild_mark_(next, was.bucket, was.word);
   }
   for (i = 0; i < buckets; i++) {
     if (!(p->dirty_bits_[i / 64] >> i % 64 & 1)) {
@@ -3286,14 +3677,7 @@ int ckf_rebuild_commit(ckf_producer *p, ckf_producer *next) {
   next->pushed_ = false;
   next->changes_++;
   next->pending_ = 1;
-  next->unknown_removals_ = p->unknown_removals_;
-  next->parent_not_found_ = p->parent_not_found_;
-  next->distinct_touched_ = p->distinct_touched_;
-  next->emitted_ = p->emitted_;
-  next->net_reverted_ = p->net_reverted_;
-  ckf_count_(&next->capacity_failures_, p->capacity_failures_);
-  ckf_count_(&next->nospace_failures_, p->nospace_failures_);
-  ckf_count_(&next->physical_touches_, p->physical_touches_);
+  ckf_rebuild_counters_(next, p);
   old = *p;
   *p = *next;
   *next = old;
@@ -3435,11 +3819,22 @@ size_t ckf_cbi1_delta_size(size_t image_count) {
              : 0;
 }
 
+/* Writes what is in front of the images, which are there; returns the bytes of the frame. */
+static ptrdiff_t ckf_cbi1_delta_seal_(const ckf_format *format, uint64_t dc_id, uint64_t base_epoch,
+                                      uint64_t epoch, size_t image_count, uint8_t *out) {
+  const size_t size = ckf_cbi1_delta_size(image_count);
+  uint8_t *const body = out + CKF_CBI1_HEADER_BYTES;
+  ckf_put_(body, base_epoch, 8);
+  ckf_put_(body + 8, image_count, 4);
+  ckf_cbi1_header_(out, format, CKF_CBI1_DELTA, dc_id, epoch,
+                   (uint32_t)ckf_xxh3_64(body, size - CKF_CBI1_HEADER_BYTES, 0));
+  return (ptrdiff_t)size;
+}
+
 ptrdiff_t ckf_cbi1_delta_encode(const ckf_format *format, uint64_t dc_id, uint64_t base_epoch,
                                 uint64_t epoch, const ckf_image *images, size_t image_count,
                                 uint8_t *out, size_t cap) {
   const size_t size = ckf_cbi1_delta_size(image_count);
-  uint8_t *const body = out + CKF_CBI1_HEADER_BYTES;
   uint8_t *at = out + CKF_CBI1_DELTA_PREFIX_BYTES;
   size_t i;
   if (ckf_format_check(format) != CKF_OK) {
@@ -3456,15 +3851,26 @@ ptrdiff_t ckf_cbi1_delta_encode(const ckf_format *format, uint64_t dc_id, uint64
   if (size > cap) {
     return CKF_ERR_NOSPACE;
   }
-  ckf_put_(body, base_epoch, 8);
-  ckf_put_(body + 8, image_count, 4);
   for (i = 0; i < image_count; i++, at += CKF_CBI1_IMAGE_BYTES) {
-    ckf_xxh3_write64(at, images[i].bucket); /* the word overwrites the upper half */
-    ckf_xxh3_write64(at + 4, images[i].word);
+    ckf_image_put_(at, images[i].bucket, images[i].word);
   }
-  ckf_cbi1_header_(out, format, CKF_CBI1_DELTA, dc_id, epoch,
-                   (uint32_t)ckf_xxh3_64(body, size - CKF_CBI1_HEADER_BYTES, 0));
-  return (ptrdiff_t)size;
+  return ckf_cbi1_delta_seal_(format, dc_id, base_epoch, epoch, image_count, out);
+}
+
+ptrdiff_t ckf_cbi1_batch_encode(const ckf_format *format, uint64_t dc_id, uint64_t base_epoch,
+                                uint64_t epoch, const ckf_batch *batch, uint8_t *out, size_t cap) {
+  const size_t size = ckf_cbi1_delta_size(batch->image_count);
+  if (ckf_format_check(format) != CKF_OK) {
+    return CKF_ERR_FORMAT_BUCKET_COUNT;
+  }
+  if (size == 0) {
+    return CKF_ERR_DELTA_IMAGE_COUNT;
+  }
+  if (size > cap) {
+    return CKF_ERR_NOSPACE;
+  }
+  CKF_MEMCPY(out + CKF_CBI1_DELTA_PREFIX_BYTES, batch->images, size - CKF_CBI1_DELTA_PREFIX_BYTES);
+  return ckf_cbi1_delta_seal_(format, dc_id, base_epoch, epoch, batch->image_count, out);
 }
 
 /* Words of a chunk, 0 for impossible arguments. */

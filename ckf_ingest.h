@@ -994,12 +994,13 @@ static void ckf_ingest_queue_delta_(ckf_ingest *in, ckf_ingest_worker_ *w,
   ckf_ingest_command_ *const c =
       ckf_ingest_push_(in, w, CKF_INGEST_DELTA_, delta->identity, delta->lease, now_ns);
   const uint32_t slot = (uint32_t)(c - w->queue);
+  size_t i;
   c->base = delta->base;
   c->sequence = delta->sequence;
   c->n = n;
   c->at = ckf_ingest_ring_take_(lane, 2 * in->cfg_.max_images, (uint32_t)n);
-  if (n > 0) {
-    CKF_MEMCPY(&lane->ring[c->at], delta->batch.images, n * sizeof(ckf_image));
+  for (i = 0; i < n; i++) {
+    lane->ring[c->at + i] = ckf_batch_image(&delta->batch, i);
   }
   if (lane->first == CKF_INGEST_NONE_) {
     lane->first = slot;

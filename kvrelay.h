@@ -1040,7 +1040,8 @@ enum kvrelay_sequence_verdict { KVRELAY_SEQUENCE_DROP = 0, KVRELAY_SEQUENCE_APPL
 
 KVRELAY_API kvrelay_source_config kvrelay_source_config_default(void);
 KVRELAY_API size_t kvrelay_source_mem_size(const kvrelay_source_config *cfg);
-/* `state` must outlive the source; several sources may share one. */
+/* `state` must outlive the source and have tags, else KVRELAY_ERR_ARG; several sources may share
+ * one. */
 KVRELAY_API KVRELAY_MUST_USE int kvrelay_source_init_abi(kvrelay_source *s, size_t s_size,
                                                          const kvrelay_source_config *cfg,
                                                          ckf_producer *state, void *mem,
@@ -2648,9 +2649,9 @@ static int kvrelay_pool_cut_delta_(kvrelay_relay *r, kvrelay_pool *p) {
     return KVRELAY_OK;
   }
   kvrelay_ring_reserve_(p, len);
-  ptrdiff_t got = ckf_cbi1_delta_encode(
-      ckf_producer_format(p->state_), p->descriptor_.producer.pool_id.dc_id, p->sequence_,
-      p->sequence_ + 1, batch.images, batch.image_count, p->bytes_ + p->write_, len);
+  ptrdiff_t got =
+      ckf_cbi1_batch_encode(ckf_producer_format(p->state_), p->descriptor_.producer.pool_id.dc_id,
+                            p->sequence_, p->sequence_ + 1, &batch, p->bytes_ + p->write_, len);
   if (got < 0)
     return kvrelay_pool_fence_(r, p, KVRELAY_ERR_INVARIANT);
   p->sequence_++;
@@ -4722,7 +4723,7 @@ KVRELAY_API int kvrelay_source_init_abi(kvrelay_source *s, size_t s_size,
   if (s_size != sizeof *s)
     return KVRELAY_ERR_ABI;
   size_t need = kvrelay_source_mem_size(cfg);
-  if (need == 0 || mem == NULL || state == NULL)
+  if (need == 0 || mem == NULL || state == NULL || !ckf_producer_has_tags(state))
     return KVRELAY_ERR_ARG;
   if (mem_len < need)
     return KVRELAY_ERR_NOSPACE;
@@ -5251,6 +5252,13 @@ static int kvrelay_cut_verdict_(kvrelay_source *s, kvrelay_store_ *st) {
   return KVRELAY_COUNT_LEN;
 }
 
+/* The tag of a mapping, NULL when there is none. */
+static uint32_t *kvrelay_tag_(kvrelay_source *s, const ckf_member *member, uint64_t external) {
+  uint32_t *tag = NULL;
+  (void)ckf_producer_find(s->state_, member, external, NULL, &tag);
+  return tag;
+}
+
 /* Namespace of 8.2: own, inherited from the parent, or none; conflicts. */
 static int kvrelay_namespace_verdict_(kvrelay_source *s, kvrelay_store_ *st) {
   const kvrelay_engine_event *ev = st->ev;
@@ -5261,15 +5269,14 @@ static int kvrelay_namespace_verdict_(kvrelay_source *s, kvrelay_store_ *st) {
     st->number = kvrelay_term_number_(s, hashfmt_hash64(own.ptr, own.len, 1));
     if (st->number == 0)
       return KVRELAY_COUNT_NAMESPACE_LIMIT;
-  } else if (ev->has_parent &&
-             ckf_producer_find(s->state_, &st->member, ev->parent, NULL, &tag) == 1) {
+  } else if (ev->has_parent && (tag = kvrelay_tag_(s, &st->member, ev->parent)) != NULL) {
     st->number = *tag >> KVRELAY_TAG_NUMBER_SHIFT_;
     if ((*tag & KVRELAY_TAG_AMBIGUOUS_) != 0)
       return KVRELAY_COUNT_AMBIGUOUS_CACHE_NAMESPACE;
   }
   st->tagged = st->number != 0;
   for (size_t i = 0; i < st->blocks; i++) {
-    if (ckf_producer_find(s->state_, &st->member, ev->externals[i], NULL, &tag) != 1)
+    if ((tag = kvrelay_tag_(s, &st->member, ev->externals[i])) == NULL)
       continue;
     st->tagged = true;
     if ((*tag & KVRELAY_TAG_COPIES_) == 0)
@@ -5374,9 +5381,9 @@ static int kvrelay_hash_blocks_(kvrelay_source *s, kvrelay_store_ *st) {
 
 /* One more physical copy of each block, under its namespace.  One copy without any needs no tag. */
 static void kvrelay_tag_blocks_(kvrelay_source *s, const kvrelay_store_ *st) {
-  uint32_t *tag;
   for (size_t i = 0; st->tagged && i < st->blocks; i++) {
-    if (ckf_producer_find(s->state_, &st->member, s->blocks_[i].external, NULL, &tag) != 1)
+    uint32_t *tag = kvrelay_tag_(s, &st->member, s->blocks_[i].external);
+    if (tag == NULL)
       continue;
     uint32_t copies = *tag & KVRELAY_TAG_COPIES_;
     if (copies < KVRELAY_TAG_COPIES_ && (copies == 0 || !s->cfg_.deduplicated))
@@ -5465,9 +5472,8 @@ static int kvrelay_removed_(kvrelay_source *s, uint32_t rank, const kvrelay_engi
   size_t count = 0;
   int err = KVRELAY_OK;
   for (size_t i = 0; i < ev->externals_len && err == KVRELAY_OK; i++) {
-    uint32_t *tag;
-    bool mapped = ckf_producer_find(s->state_, &member, ev->externals[i], NULL, &tag) == 1 &&
-                  (*tag & KVRELAY_TAG_LEAVING_) == 0;
+    uint32_t *tag = kvrelay_tag_(s, &member, ev->externals[i]);
+    bool mapped = tag != NULL && (*tag & KVRELAY_TAG_LEAVING_) == 0;
     if (mapped && !s->cfg_.deduplicated && (*tag & KVRELAY_TAG_COPIES_) > 1) {
       --*tag; /* another physical copy is left */
       continue;

@@ -153,6 +153,7 @@ static double decode(kvrelay_engine_decoder *d, const stream *s) {
 static target *target_new(void) {
   target *t = take(sizeof *t);
   ckf_producer_config pc = ckf_producer_config_default();
+  pc.tags = true;
   kvrelay_source_config sc = kvrelay_source_config_default();
   pc.filter.expected_blocks = (uint64_t)EVENTS * BLOCKS;
   sc.worker_id = 1;

@@ -266,7 +266,7 @@ static void removed_both(pair *x, fuzz_input *in) {
   x->m.unknown_removals += unknown;
 }
 
-static ckf_image image_of(const ckf_batch *batch, size_t i) { return batch->images[i]; }
+static ckf_image image_of(const ckf_batch *batch, size_t i) { return ckf_batch_image(batch, i); }
 
 static void drain_both(pair *x) {
   const uint64_t buckets = ckf_producer_format(&x->p)->bucket_count;

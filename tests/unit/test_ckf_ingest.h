@@ -110,8 +110,13 @@ static inline void activate(fixture *f, uint32_t lane, uint64_t sequence, uint64
 
 static inline int submit_images(fixture *f, uint32_t lane, uint64_t base, uint64_t sequence,
                                 const ckf_image *images, size_t n) {
-  const ckf_delta_out d = {&f->identities[lane], &f->leases[lane], base, sequence, {images, n}};
-  return ckf_ingest_submit_delta(&f->in, &d, f->now);
+  uint8_t *const bytes = malloc((n + 1) * CKF_CBI1_IMAGE_BYTES);
+  const ckf_delta_out d = {&f->identities[lane], &f->leases[lane], base, sequence, {bytes, n}};
+  for (size_t i = 0; i < n; i++)
+    ckf_batch_put(bytes, i, images[i]);
+  const int rc = ckf_ingest_submit_delta(&f->in, &d, f->now);
+  free(bytes);
+  return rc;
 }
 
 /* A delta of one image. */

@@ -122,9 +122,9 @@ static int live(submitter *s) {
     return rc == CKF_INGEST_ERR_WORKER_FAILED ? rc : 0;
   CKF_STORE_RELEASE(&lives[s->lane], 2 * s->life);
   for (uint32_t d = 0; d < DELTAS; d++, sequence++) {
-    ckf_image images[4];
+    uint8_t images[4 * CKF_CBI1_IMAGE_BYTES];
     for (uint32_t i = 0; i < 4; i++)
-      images[i] = (ckf_image){(d * 4 + i) % BUCKETS, word_of(s->life)};
+      ckf_batch_put(images, i, (ckf_image){(d * 4 + i) % BUCKETS, word_of(s->life)});
     const ckf_delta_out delta = {identity, &lease, sequence, sequence + 1, {images, 4}};
     rc = ckf_ingest_submit_delta(&f.in, &delta, now_ns());
     memset(images, 0xFF, sizeof images); /* they were copied */

@@ -51,8 +51,12 @@ static void engine_publish(engine *e, kit *k, uint32_t index, const kvrelay_desc
   ckf_batch batch;
   const bool live = kit_view(k, index).state == KVRELAY_REPLICA_LIVE;
   if (ckf_producer_drain(&e->state, &batch) == 1 && live) {
-    const kvrelay_filter_update u = kit_delta(d, batch.images, batch.image_count, e->sequence++);
+    ckf_image *images = malloc(batch.image_count * sizeof *images);
+    for (size_t i = 0; i < batch.image_count; i++)
+      images[i] = ckf_batch_image(&batch, i);
+    const kvrelay_filter_update u = kit_delta(d, images, batch.image_count, e->sequence++);
     kit_feed(k, index, &u);
+    free(images);
   }
   if (!live)
     kit_snapshot(k, index, d, ckf_producer_words(&e->state), e->sequence);

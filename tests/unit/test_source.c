@@ -588,6 +588,7 @@ Test(behaviours, B33_a_full_filter_omits_and_counts) {
   ckf_producer_config pc = ckf_producer_config_default();
   pc.filter.expected_blocks = 1;
   pc.max_mappings = pc.max_blocks = 128;
+  pc.tags = true;
   f->cfg = cfg;
   f->producer = &f->own_producer;
   f->producer_mem = malloc(ckf_producer_mem_size(&pc));

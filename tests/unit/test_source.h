@@ -242,6 +242,7 @@ TEST_UNUSED static feeder *feeder_new(const kvrelay_source_config *cfg, uint64_t
                                       feeder *shared) {
   feeder *f = calloc(1, sizeof *f);
   ckf_producer_config pc = ckf_producer_config_default();
+  pc.tags = true;
   pc.filter.expected_blocks = expected_blocks;
   f->cfg = *cfg;
   f->producer = shared ? shared->producer : &f->own_producer;

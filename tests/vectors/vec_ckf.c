@@ -106,8 +106,8 @@ static int by_bucket(const void *x, const void *y) {
   return (a > b) - (a < b);
 }
 
-/* Compares a batch with [[bucket, word], …] or null. */
-static int expect_images(const ckf_image *got, size_t got_len, const json_t *want, bool any_order,
+/* Compares images, which may be sorted for it, with [[bucket, word], …] or null. */
+static int expect_images(ckf_image *got, size_t got_len, const json_t *want, bool any_order,
                          char *why, size_t why_cap) {
   size_t want_len = 0;
   if (json_is_null(want)) {
@@ -116,17 +116,22 @@ static int expect_images(const ckf_image *got, size_t got_len, const json_t *wan
   }
   ckf_image *expected = read_images(want, &want_len);
   ENSURE(got_len == want_len, "%zu images, wanted %zu", got_len, want_len);
-  ckf_image *sorted = take(got_len, sizeof *sorted);
-  memcpy(sorted, got, got_len * sizeof *sorted);
   if (any_order) {
-    qsort(sorted, got_len, sizeof *sorted, by_bucket);
+    qsort(got, got_len, sizeof *got, by_bucket);
     qsort(expected, want_len, sizeof *expected, by_bucket);
   }
   for (size_t i = 0; i < got_len; i++)
-    ENSURE(sorted[i].bucket == expected[i].bucket && sorted[i].word == expected[i].word,
-           "image %zu is [%u, 0x%016" PRIx64 "], wanted [%u, 0x%016" PRIx64 "]", i,
-           sorted[i].bucket, sorted[i].word, expected[i].bucket, expected[i].word);
+    ENSURE(got[i].bucket == expected[i].bucket && got[i].word == expected[i].word,
+           "image %zu is [%u, 0x%016" PRIx64 "], wanted [%u, 0x%016" PRIx64 "]", i, got[i].bucket,
+           got[i].word, expected[i].bucket, expected[i].word);
   return VEC_PASSED;
+}
+
+static ckf_image *batch_images(const ckf_batch *batch) {
+  ckf_image *images = take(batch->image_count, sizeof *images);
+  for (size_t i = 0; i < batch->image_count; i++)
+    images[i] = ckf_batch_image(batch, i);
+  return images;
 }
 
 static int expect_words(const uint64_t *words, const json_t *want, char *why, size_t why_cap) {
@@ -738,8 +743,10 @@ static void producer_open(producer *s, const json_t *config, bool delta_table) {
 static int producer_drain(producer *s, ckf_batch *batch, char *why, size_t why_cap) {
   const int rc = ckf_producer_drain(&s->p, batch);
   ENSURE(rc >= 0 && rc == (batch->image_count > 0), "drain returned %d", rc);
-  for (size_t i = 0; i < batch->image_count; i++)
-    s->mirror[batch->images[i].bucket] = batch->images[i].word;
+  for (size_t i = 0; i < batch->image_count; i++) {
+    const ckf_image image = ckf_batch_image(batch, i);
+    s->mirror[image.bucket] = image.word;
+  }
   ENSURE(memcmp(s->mirror, ckf_producer_words(&s->p),
                 (size_t)ckf_producer_format(&s->p)->bucket_count * 8) == 0,
          "batches do not rebuild the words");
@@ -964,8 +971,8 @@ static int producer_step(producer *s, const json_t *step, char *why, size_t why_
   }
   if (drain && producer_drain(s, &batch, why, why_cap) != VEC_PASSED)
     return VEC_FAILED;
-  return expect_images(batch.images, batch.image_count, vec_get(expected, "images"), any_order, why,
-                       why_cap);
+  return expect_images(batch_images(&batch), batch.image_count, vec_get(expected, "images"),
+                       any_order, why, why_cap);
 }
 
 static int run_producer(const json_t *vector, char *why, size_t why_cap) {
@@ -1027,7 +1034,8 @@ static int run_producer_soak(const json_t *vector, char *why, size_t why_cap) {
     if (producer_drain(&s, &batch, why, why_cap) != VEC_PASSED)
       return VEC_FAILED;
     ckf_image *sorted = malloc((batch.image_count + 1) * sizeof *sorted);
-    memcpy(sorted, batch.images, batch.image_count * sizeof *sorted);
+    for (size_t n = 0; n < batch.image_count; n++)
+      sorted[n] = ckf_batch_image(&batch, n);
     qsort(sorted, batch.image_count, sizeof *sorted, by_bucket);
     for (size_t n = 0; n < batch.image_count; n++) {
       XXH3_64bits_update(hash, &sorted[n].bucket, 4);
@@ -1119,9 +1127,8 @@ static int run_end_to_end(const json_t *vector, char *why, size_t why_cap) {
   ckf_producer_stored(&s.p, &member, CKF_TIER_DEVICE, CKF_DOMAIN_MISSING, true,
                       blocks[first - 1].external, false, 0, blocks + first, count - first, &out);
   ENSURE(out.error == CKF_OK && ckf_producer_drain(&s.p, &batch) == 1, "second store");
-  len = ckf_cbi1_delta_encode(format, dc_id, member_u64(input, "delta_base"),
-                              member_u64(input, "delta_epoch"), batch.images, batch.image_count,
-                              frame, sizeof frame);
+  len = ckf_cbi1_batch_encode(format, dc_id, member_u64(input, "delta_base"),
+                              member_u64(input, "delta_epoch"), &batch, frame, sizeof frame);
   if (expect_frame(frame, len, vec_get(expected, "delta_frame"), why, why_cap) != VEC_PASSED)
     return VEC_FAILED;
   ENSURE(ckf_cbi1_decode(format, frame, (size_t)len, &view) == CKF_OK &&
@@ -1155,7 +1162,7 @@ static bool sink_take(void *user, const ckf_delta_out *delta) {
 }
 
 static ckf_batch some_images(uint64_t count) {
-  static const ckf_image images[16];
+  static const uint8_t images[16 * CKF_CBI1_IMAGE_BYTES];
   const ckf_batch batch = {images, (size_t)count};
   return batch;
 }

@@ -59,6 +59,7 @@ static ckf_producer_config producer_config(const plan_pool *p) {
   cfg.filter.expected_blocks = p->endpoint->expected_unique_blocks;
   cfg.filter.publish_every_n_events = kvrelay_relay_config_default().publication_threshold;
   cfg.delta_table = true;
+  cfg.tags = true; /* engine events need them */
   /* Room beyond the filter's: a block that found no place in it still has owners and children. */
   cfg.max_blocks = state_limit(p->endpoint->expected_unique_blocks, 2);
   cfg.max_mappings = state_limit(p->endpoint->expected_unique_blocks, 4);
