@@ -1823,11 +1823,10 @@ size_t ckf_filter_contains_n(const ckf_filter *filter, const uint64_t *keys, siz
  *   their other row to make room, so the table may be 15/16 full. Nothing refers to a mapping's
  * place.
  * - blocks: eight cells to a row, canonical to owners and state. A block stays where it is, because
- *   mappings name its place: in the first of its two rows, in the other one, in the row behind the
- *   first, behind the other, and so on. The table may be 4/5 full.
+ *   mappings name its place: in its home row or, that being full, in the first with room of 31
+ * other rows at fixed distances. The table may be 4/5 full.
  *
- * Each row counts the keys that it should hold and that are elsewhere, so most searches read one
- * row.
+ * Each row knows of the keys that it should hold and that are elsewhere, so most searches read one.
  *
  * Beside them: slots (one per member), an index of the slots, and per slot a bitmap of the regions
  * of the mapping table that may hold one of its mappings. An insertion sets a bit, a clear scans
@@ -1847,10 +1846,9 @@ size_t ckf_filter_contains_n(const ckf_filter *filter, const uint64_t *keys, siz
 #define CKF_REGIONS_ 1024u    /* at most */
 #define CKF_REGION_WORDS_ (CKF_REGIONS_ / 64)
 
-/* A block's cell, from the low end: owners, way to the row, rest of the hash; from the high end: a
- * bit that counts blocks elsewhere, state. A way is twice the number of rows behind the first one
- * or, plus one, behind the other one. */
-#define CKF_AWAY_ (UINT64_C(1) << 63) /* set in one cell per block that is elsewhere */
+/* A block's cell, from the low end: owners, way from the home row, rest of the hash; from the high
+ * end: a mark of the row, state. */
+#define CKF_AWAY_ (UINT64_C(1) << 63) /* in cell i of a home row: way i + 1 leads to a block */
 #define CKF_STATE_SHIFT_ 61u
 #define CKF_STATE_ (UINT64_C(3) << CKF_STATE_SHIFT_)
 #define CKF_OMITTED_ 0u
@@ -2111,23 +2109,29 @@ static uint32_t ckf_block_owners_(const ckf_producer *p, uint32_t block) {
   return owners == ckf_cell_full_(p) ? ckf_spill_find_(p, block)->owners : owners;
 }
 
-static inline uint32_t ckf_row_after_(const ckf_table_ *t, uint32_t row, uint32_t round) {
-  row += round;
-  return row < t->row_count ? row : row - t->row_count;
-}
-
 static inline uint32_t ckf_cell_way_(const ckf_producer *p, uint64_t cell) {
   return (uint32_t)(cell >> p->owner_bits_) % CKF_WAYS_;
+}
+
+/* Distance between a home row and the row of a way. Triangular numbers, so that the overflow of two
+ * rows that share one goes on to different ones. */
+static inline uint32_t ckf_way_distance_(const ckf_producer *p, uint32_t way) {
+  const uint32_t spread = way * (way + 1) / 2 * (uint32_t)(CKF_GOLDEN_ >> 32);
+  return (uint32_t)((uint64_t)spread * p->blocks_.row_count >> 32);
+}
+
+static inline uint32_t ckf_way_row_(const ckf_producer *p, uint32_t home, uint32_t way) {
+  const uint32_t row = home + ckf_way_distance_(p, way), rows = p->blocks_.row_count;
+  return row < rows ? row : row - rows;
 }
 
 /* The home row of a cell and, as *rest, what it stores of the hash. */
 static inline uint32_t ckf_block_home_(const ckf_producer *p, uint32_t block, uint64_t *rest) {
   const uint64_t cell = *ckf_cell_(p, block) & ~(CKF_STATE_ | CKF_AWAY_);
-  const uint32_t way = ckf_cell_way_(p, cell), round = way / 2;
-  uint32_t row = block / CKF_ROW_WORDS_;
+  const uint32_t distance = ckf_way_distance_(p, ckf_cell_way_(p, cell));
+  const uint32_t row = block / CKF_ROW_WORDS_;
   *rest = cell >> (p->owner_bits_ + CKF_WAY_BITS_);
-  row = row >= round ? row - round : row + p->blocks_.row_count - round;
-  return way % 2 ? ckf_other_row_(&p->blocks_, row, *rest) : row;
+  return row >= distance ? row - distance : row + p->blocks_.row_count - distance;
 }
 
 /* The filter's hash of a block. */
@@ -2146,13 +2150,6 @@ static inline uint64_t ckf_cell_make_(const ckf_producer *p, uint32_t way, uint6
   return (uint64_t)way << p->owner_bits_ | rest << (p->owner_bits_ + CKF_WAY_BITS_);
 }
 
-/* The row that a way leads to. */
-static inline uint32_t ckf_way_row_(const ckf_producer *p, uint32_t home, uint64_t rest,
-                                    uint32_t way) {
-  const ckf_table_ *const t = &p->blocks_;
-  return ckf_row_after_(t, way % 2 ? ckf_other_row_(t, home, rest) : home, way / 2);
-}
-
 /* The block in a row that looks like this cell, or CKF_NONE_. */
 static inline uint32_t ckf_row_block_(const ckf_producer *p, uint32_t row, uint64_t want) {
   const uint64_t *const cells = ckf_row_(&p->blocks_, row);
@@ -2167,21 +2164,25 @@ static inline uint32_t ckf_row_block_(const ckf_producer *p, uint32_t row, uint6
   return CKF_NONE_;
 }
 
-/* How many blocks of a home row are elsewhere; 8 may be more. */
-static inline uint32_t ckf_row_away_(const ckf_producer *p, uint32_t row) {
-  const uint64_t *const cells = ckf_row_(&p->blocks_, row);
-  uint32_t i, n = 0;
-  for (i = 0; i < CKF_ROW_WORDS_; i++) {
-    n += (uint32_t)(cells[i] >> 63);
-  }
-  return n;
+/* The mark of a way in its home row: set when a block lies there. The last one stands for all ways
+ * from its own on. */
+static inline uint64_t *ckf_way_mark_(const ckf_producer *p, uint32_t home, uint32_t way) {
+  return ckf_row_(&p->blocks_, home) + (way < CKF_ROW_WORDS_ ? way : CKF_ROW_WORDS_) - 1;
+}
+
+/* True when some block of a home row is elsewhere. */
+static inline bool ckf_row_away_(const ckf_producer *p, uint32_t row) {
+  const uint64_t *const c = ckf_row_(&p->blocks_, row);
+  return ((c[0] | c[1] | c[2] | c[3] | c[4] | c[5] | c[6] | c[7]) & CKF_AWAY_) != 0;
 }
 
 static inline uint32_t ckf_block_find_(const ckf_producer *p, uint32_t home, uint64_t rest) {
   uint32_t block = ckf_row_block_(p, home, ckf_cell_make_(p, 0, rest)), way;
-  if (block == CKF_NONE_ && (*ckf_row_(&p->blocks_, home) & CKF_AWAY_)) {
+  if (block == CKF_NONE_ && ckf_row_away_(p, home)) {
     for (way = 1; way < CKF_WAYS_ && block == CKF_NONE_; way++) {
-      block = ckf_row_block_(p, ckf_way_row_(p, home, rest, way), ckf_cell_make_(p, way, rest));
+      if (*ckf_way_mark_(p, home, way) & CKF_AWAY_) {
+        block = ckf_row_block_(p, ckf_way_row_(p, home, way), ckf_cell_make_(p, way, rest));
+      }
     }
   }
   return block;
@@ -2204,28 +2205,49 @@ static inline uint32_t ckf_row_add_(ckf_producer *p, uint32_t row, uint32_t way,
 static inline uint32_t ckf_block_add_(ckf_producer *p, uint32_t home, uint64_t rest) {
   uint32_t block = ckf_row_add_(p, home, 0, rest), way;
   for (way = 1; block == CKF_NONE_ && way < CKF_WAYS_; way++) {
-    block = ckf_row_add_(p, ckf_way_row_(p, home, rest, way), way, rest);
+    block = ckf_row_add_(p, ckf_way_row_(p, home, way), way, rest);
     if (block != CKF_NONE_) {
-      const uint32_t away = ckf_row_away_(p, home);
-      if (away < CKF_ROW_WORDS_) { /* they are set from the first cell on */
-        ckf_row_(&p->blocks_, home)[away] |= CKF_AWAY_;
-      }
+      *ckf_way_mark_(p, home, way) |= CKF_AWAY_;
     }
   }
   return block;
 }
 
-static inline void ckf_block_erase_(ckf_producer *p, uint32_t block) {
-  uint64_t *const cell = ckf_cell_(p, block);
-  if (ckf_cell_way_(p, *cell) > 0) {
-    uint64_t rest;
-    const uint32_t home = ckf_block_home_(p, block, &rest), away = ckf_row_away_(p, home);
-    if (away < CKF_ROW_WORDS_) {
-      ckf_row_(&p->blocks_, home)[away - 1] &= ~CKF_AWAY_;
+/* True when a block with this home lies where the way leads: all that came this way are from there.
+ */
+static bool ckf_way_used_(const ckf_producer *p, uint32_t home, uint32_t way) {
+  const uint64_t *const cells = ckf_row_(&p->blocks_, ckf_way_row_(p, home, way));
+  uint32_t i;
+  for (i = 0; i < CKF_ROW_WORDS_; i++) {
+    if ((cells[i] & ckf_cell_full_(p)) && ckf_cell_way_(p, cells[i]) == way) {
+      return true;
     }
   }
+  return false;
+}
+
+/* Takes the mark of a way back when its last block went. */
+static void ckf_way_leave_(ckf_producer *p, uint32_t home, uint32_t way) {
+  uint64_t *const mark = ckf_way_mark_(p, home, way);
+  bool used = ckf_way_used_(p, home, way);
+  if (way >= CKF_ROW_WORDS_) {
+    for (way = CKF_ROW_WORDS_; way < CKF_WAYS_ && !used; way++) {
+      used = ckf_way_used_(p, home, way);
+    }
+  }
+  if (!used) {
+    *mark &= ~CKF_AWAY_;
+  }
+}
+
+static inline void ckf_block_erase_(ckf_producer *p, uint32_t block) {
+  uint64_t *const cell = ckf_cell_(p, block), rest;
+  const uint32_t home = ckf_block_home_(p, block, &rest), way = ckf_cell_way_(p, *cell);
   *cell &= CKF_AWAY_;
   p->block_count_--;
+  if (way > 0) {
+    ckf_way_leave_(p, home, way);
+  }
 }
 
 static int ckf_block_own_more_(ckf_producer *p, uint32_t block) {
@@ -2845,8 +2867,12 @@ static size_t ckf_store_hash_(const ckf_producer *p, ckf_store_ *st, size_t at) 
   for (i = 0; i < step;
        i++) { /* a full row is read on its own account, its other row perhaps too */
     const uint64_t *const entries = ckf_row_(&p->mappings_, st->key[i].row);
+    const uint64_t *const cells = ckf_row_(&p->blocks_, st->home[i]);
     const bool full = entries[CKF_ROW_ENTRIES_ - 1] || entries[CKF_ROW_ENTRIES_] >> CKF_AWAY_SHIFT_;
     CKF_PREFETCH_(full ? ckf_row_(&p->mappings_, st->key[i].second) : entries);
+    CKF_PREFETCH_(cells[CKF_ROW_WORDS_ - 1] & ckf_cell_full_(p)
+                      ? ckf_row_(&p->blocks_, ckf_way_row_(p, st->home[i], 1))
+                      : cells);
   }
   return step;
 }
@@ -3481,12 +3507,14 @@ static bool ckf_check_mappings_(const ckf_producer *p, uint64_t *shares) {
 static bool ckf_check_blocks_(const ckf_producer *p, uint64_t *shares) {
   uint64_t slots = 0, bucket;
   uint32_t row, i, at, blocks = 0, residents = 0, spilled = 0, places = 0;
-  uint32_t away = 0, elsewhere = 0;
-  bool good = true, stuck = false;
+  bool good = true;
   *shares = 0;
   for (row = 0; row < p->blocks_.row_count; row++) {
-    stuck = stuck || ckf_row_away_(p, row) == CKF_ROW_WORDS_;
-    away += ckf_row_away_(p, row);
+    for (i = 1; i < CKF_WAYS_; i++) {
+      const bool marked = (*ckf_way_mark_(p, row, i) & CKF_AWAY_) != 0;
+      good = good && (i < CKF_ROW_WORDS_ ? marked == ckf_way_used_(p, row, i)
+                                         : marked || !ckf_way_used_(p, row, i));
+    }
     for (i = 0; i < CKF_ROW_WORDS_; i++) {
       const uint32_t block = row * CKF_ROW_WORDS_ + i;
       const uint64_t cell = *ckf_cell_(p, block) & ~CKF_AWAY_;
@@ -3496,7 +3524,6 @@ static bool ckf_check_blocks_(const ckf_producer *p, uint64_t *shares) {
         continue;
       }
       blocks++;
-      elsewhere += ckf_cell_way_(p, cell) > 0;
       residents += state == CKF_RESIDENT_;
       spilled += ckf_cell_owners_(p, cell) == ckf_cell_full_(p);
       *shares += ckf_check_share_(block) * ckf_block_owners_(p, block);
@@ -3518,7 +3545,7 @@ static bool ckf_check_blocks_(const ckf_producer *p, uint64_t *shares) {
                      ckf_spill_find_(p, p->spill_[at].block - 1) == &p->spill_[at]));
   }
   return good && blocks == p->block_count_ && residents == p->resident_count_ &&
-         slots == residents && spilled == places && (stuck || away == elsewhere);
+         slots == residents && spilled == places;
 }
 
 static bool ckf_check_window_(const ckf_producer *p) {
