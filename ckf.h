@@ -1861,7 +1861,7 @@ size_t ckf_filter_contains_n(const ckf_filter *filter, const uint64_t *keys, siz
 #define CKF_OWNER_BITS_MAX_ 16u
 
 #define CKF_MAX_OWNERS_ UINT32_C(0x3FFFFFFF)
-#define CKF_EVENT_ 32u /* blocks of an event that are hashed and prefetched together */
+#define CKF_EVENT_ 64u /* blocks of an event that are hashed and prefetched together */
 
 /* Of each configured limit: numbers fit their bits. */
 #define CKF_MAX_LIMIT_ (UINT32_C(1) << 29)
@@ -2213,31 +2213,21 @@ static inline uint32_t ckf_block_add_(ckf_producer *p, uint32_t home, uint64_t r
   return block;
 }
 
-/* True when a block with this home lies where the way leads: all that came this way are from there.
- */
-static bool ckf_way_used_(const ckf_producer *p, uint32_t home, uint32_t way) {
-  const uint64_t *const cells = ckf_row_(&p->blocks_, ckf_way_row_(p, home, way));
-  uint32_t i;
-  for (i = 0; i < CKF_ROW_WORDS_; i++) {
-    if ((cells[i] & ckf_cell_full_(p)) && ckf_cell_way_(p, cells[i]) == way) {
-      return true;
+/* True when a block lies where the way leads, or where one of those with the same mark does. What
+ * came to a row by one way is from one home. */
+static bool ckf_way_leads_(const ckf_producer *p, uint32_t home, uint32_t way) {
+  const uint64_t *const mark = ckf_way_mark_(p, home, way);
+  for (way = way < CKF_ROW_WORDS_ ? way : CKF_ROW_WORDS_;
+       way < CKF_WAYS_ && ckf_way_mark_(p, home, way) == mark; way++) {
+    const uint64_t *const cells = ckf_row_(&p->blocks_, ckf_way_row_(p, home, way));
+    uint32_t i;
+    for (i = 0; i < CKF_ROW_WORDS_; i++) {
+      if ((cells[i] & ckf_cell_full_(p)) && ckf_cell_way_(p, cells[i]) == way) {
+        return true;
+      }
     }
   }
   return false;
-}
-
-/* Takes the mark of a way back when its last block went. */
-static void ckf_way_leave_(ckf_producer *p, uint32_t home, uint32_t way) {
-  uint64_t *const mark = ckf_way_mark_(p, home, way);
-  bool used = ckf_way_used_(p, home, way);
-  if (way >= CKF_ROW_WORDS_) {
-    for (way = CKF_ROW_WORDS_; way < CKF_WAYS_ && !used; way++) {
-      used = ckf_way_used_(p, home, way);
-    }
-  }
-  if (!used) {
-    *mark &= ~CKF_AWAY_;
-  }
 }
 
 static inline void ckf_block_erase_(ckf_producer *p, uint32_t block) {
@@ -2245,8 +2235,8 @@ static inline void ckf_block_erase_(ckf_producer *p, uint32_t block) {
   const uint32_t home = ckf_block_home_(p, block, &rest), way = ckf_cell_way_(p, *cell);
   *cell &= CKF_AWAY_;
   p->block_count_--;
-  if (way > 0) {
-    ckf_way_leave_(p, home, way);
+  if (way > 0 && !ckf_way_leads_(p, home, way)) {
+    *ckf_way_mark_(p, home, way) &= ~CKF_AWAY_;
   }
 }
 
@@ -3510,15 +3500,11 @@ static bool ckf_check_blocks_(const ckf_producer *p, uint64_t *shares) {
   bool good = true;
   *shares = 0;
   for (row = 0; row < p->blocks_.row_count; row++) {
-    for (i = 1; i < CKF_WAYS_; i++) {
-      const bool marked = (*ckf_way_mark_(p, row, i) & CKF_AWAY_) != 0;
-      good = good && (i < CKF_ROW_WORDS_ ? marked == ckf_way_used_(p, row, i)
-                                         : marked || !ckf_way_used_(p, row, i));
-    }
     for (i = 0; i < CKF_ROW_WORDS_; i++) {
       const uint32_t block = row * CKF_ROW_WORDS_ + i;
       const uint64_t cell = *ckf_cell_(p, block) & ~CKF_AWAY_;
       const uint32_t state = ckf_cell_state_(cell);
+      good = good && (*ckf_cell_(p, block) == cell || ckf_way_leads_(p, row, i + 1));
       if (ckf_cell_owners_(p, cell) == 0) {
         good = good && cell == 0;
         continue;
