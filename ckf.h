@@ -259,6 +259,10 @@ typedef struct ckf_batch {
   size_t image_count;    /* at least 1 when a batch was returned */
 } ckf_batch;
 
+/** Hears that a canonical got its first owner (`created`) or lost its last one. It must not call
+ * the producer. */
+typedef void (*ckf_listener_fn)(void *user, uint64_t canonical, bool created);
+
 /** Counters and sizes of a producer. */
 typedef struct ckf_producer_stats {
   uint64_t members, contributions, unique_blocks, occupied_slots, pending_events;
@@ -311,6 +315,8 @@ typedef struct ckf_producer {
   uint64_t unknown_removals_, parent_not_found_, capacity_failures_, nospace_blocks_;
   uint64_t physical_touches_, distinct_touched_, emitted_, net_reverted_;
   size_t mem_bytes_, exact_bytes_;
+  ckf_listener_fn listener_;
+  void *listener_user_;
   ckf_member last_pushed_;
   bool rebuilding_, pushed_;
 } ckf_producer;
@@ -438,8 +444,13 @@ enum ckf_lane_fault {
   CKF_FAULT_TERMINAL_MISMATCH /* a: expected, b: installed, UINT64_MAX when not ready */
 };
 
+/** What the owner of a failed state does; a lane's outcome has only the last two. */
 enum ckf_lane_action {
   CKF_ACTION_NONE = 0,
+  CKF_ACTION_CONTINUE_CAPACITY_OMISSION, /* nothing: the filter holds less than it could */
+  CKF_ACTION_REPORT_RESOURCE_FAILURE,
+  CKF_ACTION_REJECT_SOURCE,
+  CKF_ACTION_FENCE_AND_REBUILD_PRODUCER,
   CKF_ACTION_DEACTIVATE_AND_SNAPSHOT,
   CKF_ACTION_RETRY_SNAPSHOT
 };
@@ -572,6 +583,48 @@ CKF_API const char *ckf_strerror(int err);
 /** The protocol's name of an error (`ParentBlockNotFound`, `FormatMismatch`), "" for CKF_OK; never
  * NULL. */
 CKF_API const char *ckf_errname(int err);
+
+/** Kinds of failure, told apart by what they may have damaged. */
+enum ckf_failure {
+  CKF_FAILURE_NONE = 0, /* a success, or a refusal that concerns nobody's state */
+  CKF_FAILURE_BOUNDED_RELOCATION,
+  CKF_FAILURE_PRECOMMIT_ALLOCATION,
+  CKF_FAILURE_SOURCE_PROTOCOL,
+  CKF_FAILURE_PREWRITE_INVARIANT,
+  CKF_FAILURE_CONSUMER_BEFORE_WRITE,     /* gap or malformed: a lane's faults, a full queue */
+  CKF_FAILURE_CONSUMER_WORKER_MID_APPLY, /* a worker died, or took too long */
+  CKF_FAILURE_INACTIVE_SNAPSHOT_INSTALL  /* a bad snapshot on a lane that was not ready */
+};
+
+/** A state that fails and recovers as a whole. */
+enum ckf_part { CKF_PART_NONE = 0, CKF_PART_PRODUCER_CORE, CKF_PART_CONSUMER_LANE };
+
+/** What is known of the state after a failure. */
+enum ckf_commit {
+  CKF_COMMIT_KNOWN_UNCHANGED = 0,
+  CKF_COMMIT_PHYSICAL_OMITTED, /* ownership is exact, the filter lacks some of the blocks */
+  CKF_COMMIT_UNCERTAIN
+};
+
+/** What follows from a failure. */
+typedef struct ckf_disposition {
+  enum ckf_part part; /* where it happened; CKF_PART_NONE: there is nothing to do */
+  enum ckf_commit commit;
+  enum ckf_part recover; /* what has to be rebuilt or sent anew, if anything */
+  enum ckf_lane_action action;
+} ckf_disposition;
+
+/** The kind of a producer's or decoder's error. What a lane or its worker did is known to its owner
+ * only: lane faults are CKF_FAILURE_CONSUMER_BEFORE_WRITE, or, where the action is to retry,
+ * CKF_FAILURE_INACTIVE_SNAPSHOT_INSTALL. */
+CKF_API enum ckf_failure ckf_failure_of(int err);
+/** What to do about a kind of failure. */
+CKF_API ckf_disposition ckf_failure_disposition(enum ckf_failure failure);
+/** The protocol's names (`BoundedRelocationFailure`, `ProducerCore`, `KnownUnchanged`), "" for
+ * none; never NULL. */
+CKF_API const char *ckf_failure_name(enum ckf_failure failure);
+CKF_API const char *ckf_part_name(enum ckf_part part);
+CKF_API const char *ckf_commit_name(enum ckf_commit commit);
 
 /* ==== format and addressing ==== */
 
@@ -723,6 +776,11 @@ CKF_API const ckf_member *ckf_producer_members(ckf_producer *p, size_t *count);
  * 0 = no more. The producer must not change in between. */
 CKF_API int ckf_producer_mapping_next(const ckf_producer *p, const ckf_member *member,
                                       uint32_t *cursor, ckf_mapping *out);
+/** Has every canonical announced whose first owner comes or last owner goes from now on, also one
+ * that finds no place in the filter; NULL ends it. An event announces in the order of its blocks,
+ * and nothing if it is refused. A rebuild announces when it is committed, and only the difference:
+ * removals first, each part in no promised order. */
+CKF_API void ckf_producer_listen(ckf_producer *p, ckf_listener_fn listener, void *user);
 /** Verifies every invariant by brute force (tests): CKF_OK or CKF_ERR_INVARIANT. */
 CKF_API CKF_MUST_USE int ckf_producer_check_(const ckf_producer *p);
 
@@ -736,7 +794,9 @@ CKF_API CKF_MUST_USE int ckf_producer_check_(const ckf_producer *p);
  * (`omitted` counts it). */
 
 /** Starts `next` from the members of `p` that are not in `named`. `mem` is not the memory of `p`.
- * `p` may be drained but not changed until the commit. */
+ * `p` may be drained but not changed until the commit. CKF_ERR_NOSPACE: `len` is too small or,
+ * practically never, what is retained finds no place in the new order: `p` goes on, try again with
+ * another hash seed (ckf_producer_move) or more memory. */
 CKF_API CKF_MUST_USE int ckf_rebuild_begin(ckf_producer *next, const ckf_producer *p,
                                            const ckf_member *named, size_t named_len, void *mem,
                                            size_t len);
@@ -744,6 +804,12 @@ CKF_API CKF_MUST_USE int ckf_rebuild_begin(ckf_producer *next, const ckf_produce
  * window: drain right after. `p` then lives in the memory of `next`; its former memory is free.
  * CKF_ERR_ARG: `p` has changed since, start over. */
 CKF_API CKF_MUST_USE int ckf_rebuild_commit(ckf_producer *p, ckf_producer *next);
+/** Moves a producer as it is, window and counters included, into another block with other limits,
+ * tags or hash seed; nobody who reads batches notices. `cfg->filter` must be that of `p`. Its
+ * former memory is free afterwards; a rebuild under way must start over. CKF_ERR_ARG;
+ * CKF_ERR_NOSPACE: `len` or a limit is too small; `p` is as before. */
+CKF_API CKF_MUST_USE int ckf_producer_move(ckf_producer *p, const ckf_producer_config *cfg,
+                                           void *mem, size_t len);
 
 /* ==== publisher ==== */
 
@@ -1446,6 +1512,81 @@ const char *ckf_strerror(int err) {
 const char *ckf_errname(int err) {
   const ckf_error_row_ *const row = ckf_error_row_find_(err);
   return row ? row->name : "Unknown";
+}
+
+enum ckf_failure ckf_failure_of(int err) {
+  switch (err) {
+  case CKF_ERR_CAPACITY_EXHAUSTED:
+    return CKF_FAILURE_BOUNDED_RELOCATION;
+  case CKF_ERR_NOSPACE:
+    return CKF_FAILURE_PRECOMMIT_ALLOCATION;
+  case CKF_ERR_INVARIANT:
+    return CKF_FAILURE_PREWRITE_INVARIANT;
+  case CKF_ERR_PARENT_NOT_FOUND:
+  case CKF_ERR_INVALID_BLOCK_SEQUENCE:
+  case CKF_ERR_OWNERSHIP_OVERFLOW:
+  case CKF_ERR_UNSUPPORTED_DOMAIN:
+  case CKF_ERR_BLOCK_NOT_FOUND:
+    return CKF_FAILURE_SOURCE_PROTOCOL;
+  default: /* the codes of frames and replicas are one range */
+    return err <= CKF_ERR_TRUNCATED && err >= CKF_ERR_DUPLICATE_IMAGE
+               ? CKF_FAILURE_CONSUMER_BEFORE_WRITE
+               : CKF_FAILURE_NONE;
+  }
+}
+
+typedef struct ckf_failure_row_ {
+  const char *name;
+  ckf_disposition what;
+} ckf_failure_row_;
+
+static const ckf_failure_row_ ckf_failure_rows_[] = {
+    {"", {CKF_PART_NONE, CKF_COMMIT_KNOWN_UNCHANGED, CKF_PART_NONE, CKF_ACTION_NONE}},
+    {"BoundedRelocationFailure",
+     {CKF_PART_PRODUCER_CORE, CKF_COMMIT_PHYSICAL_OMITTED, CKF_PART_NONE,
+      CKF_ACTION_CONTINUE_CAPACITY_OMISSION}},
+    {"PrecommitAllocationFailure",
+     {CKF_PART_PRODUCER_CORE, CKF_COMMIT_KNOWN_UNCHANGED, CKF_PART_NONE,
+      CKF_ACTION_REPORT_RESOURCE_FAILURE}},
+    {"SourceProtocolFailure",
+     {CKF_PART_PRODUCER_CORE, CKF_COMMIT_KNOWN_UNCHANGED, CKF_PART_NONE, CKF_ACTION_REJECT_SOURCE}},
+    {"PrewriteInvariantMismatch",
+     {CKF_PART_PRODUCER_CORE, CKF_COMMIT_KNOWN_UNCHANGED, CKF_PART_PRODUCER_CORE,
+      CKF_ACTION_FENCE_AND_REBUILD_PRODUCER}},
+    {"ConsumerGapOrMalformedBeforeWrite",
+     {CKF_PART_CONSUMER_LANE, CKF_COMMIT_KNOWN_UNCHANGED, CKF_PART_CONSUMER_LANE,
+      CKF_ACTION_DEACTIVATE_AND_SNAPSHOT}},
+    {"ConsumerWorkerFailureMidApply",
+     {CKF_PART_CONSUMER_LANE, CKF_COMMIT_UNCERTAIN, CKF_PART_CONSUMER_LANE,
+      CKF_ACTION_DEACTIVATE_AND_SNAPSHOT}},
+    {"InactiveSnapshotInstallFailure",
+     {CKF_PART_CONSUMER_LANE, CKF_COMMIT_KNOWN_UNCHANGED, CKF_PART_CONSUMER_LANE,
+      CKF_ACTION_RETRY_SNAPSHOT}},
+};
+
+static const ckf_failure_row_ *ckf_failure_row_find_(enum ckf_failure failure) {
+  const size_t i = (size_t)failure;
+  return &ckf_failure_rows_[i < sizeof ckf_failure_rows_ / sizeof ckf_failure_rows_[0] ? i : 0];
+}
+
+ckf_disposition ckf_failure_disposition(enum ckf_failure failure) {
+  return ckf_failure_row_find_(failure)->what;
+}
+
+const char *ckf_failure_name(enum ckf_failure failure) {
+  return ckf_failure_row_find_(failure)->name;
+}
+
+const char *ckf_part_name(enum ckf_part part) {
+  return part == CKF_PART_PRODUCER_CORE   ? "ProducerCore"
+         : part == CKF_PART_CONSUMER_LANE ? "ConsumerLane"
+                                          : "";
+}
+
+const char *ckf_commit_name(enum ckf_commit commit) {
+  return commit == CKF_COMMIT_KNOWN_UNCHANGED    ? "KnownUnchanged"
+         : commit == CKF_COMMIT_PHYSICAL_OMITTED ? "ExactCommittedPhysicalOmitted"
+                                                 : "Uncertain";
 }
 
 /* ==== format and addressing (impl) ==== */
@@ -2556,6 +2697,12 @@ static inline void ckf_touch_(ckf_producer *p) {
   }
 }
 
+static inline void ckf_announce_(const ckf_producer *p, uint64_t mixed, bool created) {
+  if (CKF_UNLIKELY_(p->listener_ != NULL)) {
+    p->listener_(p->listener_user_, ckf_unmix_(p, mixed), created);
+  }
+}
+
 /* Tries to bring a block that is not resident into the filter. */
 static inline bool ckf_admit_(ckf_producer *p, uint64_t *cell, uint64_t mixed, uint32_t kicks) {
   if (ckf_filter_insert_mixed_(&p->filter_, mixed, kicks) != CKF_OK) {
@@ -2588,6 +2735,7 @@ static inline int ckf_disown_(ckf_producer *p, uint32_t block, uint64_t mixed) {
     ckf_touch_(p);
   }
   ckf_block_erase_(p, block);
+  ckf_announce_(p, mixed, false);
   return CKF_OK;
 }
 
@@ -2961,8 +3109,13 @@ static void ckf_store_undo_(ckf_producer *p, ckf_store_ *st, size_t done) {
 static inline bool ckf_offer_(ckf_producer *p, uint32_t block, uint64_t mixed) {
   uint64_t *const cell = ckf_cell_(p, block);
   const uint32_t state = ckf_cell_state_(*cell);
-  return state == CKF_RESIDENT_ || state == CKF_TRIED_ ||
-         ckf_admit_(p, cell, mixed, p->filter_.max_kicks_);
+  if (state == CKF_RESIDENT_ || state == CKF_TRIED_) {
+    return true;
+  }
+  if (state == CKF_FRESH_) {
+    ckf_announce_(p, mixed, true);
+  }
+  return ckf_admit_(p, cell, mixed, p->filter_.max_kicks_);
 }
 
 /* Offers the blocks of the new mappings, each canonical once; returns how many found no place. */
@@ -3440,6 +3593,11 @@ int ckf_producer_mapping_next(const ckf_producer *p, const ckf_member *member, u
   return 1;
 }
 
+void ckf_producer_listen(ckf_producer *p, ckf_listener_fn listener, void *user) {
+  p->listener_ = listener;
+  p->listener_user_ = user;
+}
+
 /* ---- invariants ---- */
 
 /* A mapping's part in a sum that tells whether each block has as many mappings as it has owners. */
@@ -3583,7 +3741,9 @@ static int ckf_mapping_copy_(ckf_producer *next, uint32_t slot, const ckf_produc
   const ckf_key_ key = ckf_key_make_(next, slot, ckf_mapping_external_(p, place));
   uint64_t rest;
   const uint32_t home = ckf_split_(&next->blocks_, ckf_scramble_(&next->blocks_, mixed), &rest);
-  const int rc = ckf_own_(next, home, rest, block);
+  const int rc = next->mapping_count_ == next->cfg_.max_mappings
+                     ? CKF_ERR_NOSPACE
+                     : ckf_own_(next, home, rest, block);
   uint32_t to;
   if (rc != CKF_OK) {
     return rc;
@@ -3670,6 +3830,19 @@ static void ckf_rebuild_counters_(ckf_producer *next, const ckf_producer *p) {
   ckf_count_(&next->physical_touches_, p->physical_touches_);
 }
 
+/* Announces the blocks of `p` that `other` does not have. */
+static void ckf_rebuild_announce_(const ckf_producer *p, const ckf_producer *other, bool created) {
+  uint32_t block;
+  for (block = 0; block < p->blocks_.row_count * CKF_ROW_WORDS_; block++) {
+    if (ckf_cell_owners_(p, *ckf_cell_(p, block)) > 0) {
+      const uint64_t mixed = ckf_block_mixed_(p, block);
+      if (ckf_block_of_(other, mixed) == CKF_NONE_) {
+        ckf_announce_(p, mixed, created);
+      }
+    }
+  }
+}
+
 int ckf_rebuild_commit(ckf_producer *p, ckf_producer *next) {
   const uint32_t buckets = (uint32_t)p->filter_.format_.bucket_count;
   ckf_producer old;
@@ -3691,10 +3864,76 @@ int ckf_rebuild_commit(ckf_producer *p, ckf_producer *next) {
   next->changes_++;
   next->pending_ = 1;
   ckf_rebuild_counters_(next, p);
+  next->listener_ = p->listener_;
+  next->listener_user_ = p->listener_user_;
+  if (p->listener_) {
+    ckf_rebuild_announce_(p, next, false);
+    ckf_rebuild_announce_(next, p, true);
+  }
   old = *p;
   *p = *next;
   *next = old;
   return CKF_OK;
+}
+
+/* Copies what does not depend on where blocks and mappings lie. */
+static void ckf_move_rest_(ckf_producer *next, const ckf_producer *p) {
+  const size_t buckets = (size_t)p->filter_.format_.bucket_count;
+  CKF_MEMCPY(next->filter_.words_, p->filter_.words_, buckets * 8);
+  CKF_MEMCPY(next->dirty_bits_, p->dirty_bits_, (buckets + 63) / 64 * 8);
+  CKF_MEMCPY(next->dirty_, p->dirty_, (size_t)p->dirty_len_ * CKF_CBI1_IMAGE_BYTES);
+  next->filter_.rng_ = p->filter_.rng_;
+  next->dirty_len_ = p->dirty_len_;
+  next->resident_count_ = p->resident_count_;
+  next->changes_ = p->changes_ + 1;
+  next->pending_ = p->pending_;
+  ckf_rebuild_counters_(next, p);
+  next->listener_ = p->listener_;
+  next->listener_user_ = p->listener_user_;
+}
+
+/* Copies a member with everything that is known of its blocks. */
+static int ckf_move_member_(ckf_producer *next, const ckf_producer *p, uint32_t from) {
+  uint32_t slot, place, block;
+  ckf_member m;
+  m.worker_id = p->slots_[from].worker_id;
+  m.dp_rank = p->slots_[from].dp_rank;
+  slot = ckf_member_add_(next, &m);
+  if (slot == CKF_NONE_) {
+    return CKF_ERR_NOSPACE;
+  }
+  for (place = 0; (place = ckf_mapping_next_(p, from, place)) != CKF_NONE_; place++) {
+    const int rc = ckf_mapping_copy_(next, slot, p, place, &block);
+    if (rc != CKF_OK) {
+      return rc;
+    }
+    ckf_cell_set_state_(ckf_cell_(next, block),
+                        ckf_cell_state_(*ckf_cell_(p, ckf_mapping_block_(p, place))));
+  }
+  return CKF_OK;
+}
+
+int ckf_producer_move(ckf_producer *p, const ckf_producer_config *cfg, void *mem, size_t len) {
+  const ckf_config *const f = &cfg->filter, *const g = &p->cfg_.filter;
+  ckf_producer next;
+  uint32_t slot;
+  int rc;
+  if (p->rebuilding_ || f->expected_blocks != g->expected_blocks || f->max_kicks != g->max_kicks ||
+      f->verification_window != g->verification_window || f->seed != g->seed ||
+      f->publish_every_n_events != g->publish_every_n_events) {
+    return CKF_ERR_ARG;
+  }
+  rc = ckf_producer_init(&next, cfg, mem, len);
+  for (slot = 0; rc == CKF_OK && slot < p->slot_used_; slot++) {
+    if (p->slots_[slot].count > 0) {
+      rc = ckf_move_member_(&next, p, slot);
+    }
+  }
+  if (rc == CKF_OK) {
+    ckf_move_rest_(&next, p);
+    *p = next;
+  }
+  return rc;
 }
 
 /* ==== publisher (impl) ==== */
@@ -4778,6 +5017,14 @@ const char *ckf_lane_action_name(enum ckf_lane_action action) {
   switch (action) {
   case CKF_ACTION_NONE:
     return "";
+  case CKF_ACTION_CONTINUE_CAPACITY_OMISSION:
+    return "ContinueCapacityOmission";
+  case CKF_ACTION_REPORT_RESOURCE_FAILURE:
+    return "ReportResourceFailure";
+  case CKF_ACTION_REJECT_SOURCE:
+    return "RejectSource";
+  case CKF_ACTION_FENCE_AND_REBUILD_PRODUCER:
+    return "FenceAndRebuildProducer";
   case CKF_ACTION_DEACTIVATE_AND_SNAPSHOT:
     return "DeactivateAndSnapshot";
   case CKF_ACTION_RETRY_SNAPSHOT:

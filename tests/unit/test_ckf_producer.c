@@ -192,6 +192,22 @@ static void model_clear(model *m, const ckf_member *member, bool whole_worker) {
 
 /* ---- both side by side ---- */
 
+/* What a listener knows: the owned canonicals. */
+static uint64_t heard[MAX_MAPPINGS];
+static size_t heard_len;
+
+static void listen(void *user, uint64_t canonical, bool created) {
+  size_t i = 0;
+  cr_assert_eq(user, heard);
+  while (i < heard_len && heard[i] != canonical)
+    i++;
+  cr_assert_eq(created, i == heard_len, "announced twice");
+  if (created)
+    heard[heard_len++] = canonical;
+  else
+    heard[i] = heard[--heard_len];
+}
+
 static model m, next_m;
 static ckf_producer p, next_p;
 static uint8_t memory[2][400000];
@@ -236,6 +252,9 @@ static void expect_equal(ckf_producer *real, model *want) {
 /* Members ascending, and walking each one yields its mappings and nothing else. */
 static void expect_members(void) {
   size_t count, walked = 0;
+  cr_assert_eq(heard_len, m.block_len);
+  for (size_t i = 0; i < heard_len; i++)
+    cr_assert_not_null(model_block_of(&m, heard[i]));
   const ckf_member *list = ckf_producer_members(&p, &count);
   cr_assert_eq(count, model_members(&m));
   for (size_t i = 0; i < count; i++) {
@@ -313,6 +332,8 @@ static void open_both(uint64_t expected) {
   cr_assert_leq(ckf_producer_mem_size(&cfg), sizeof memory[0]);
   memory_used = 0;
   cr_assert_eq(ckf_producer_init(&p, &cfg, memory[0], sizeof memory[0]), CKF_OK);
+  heard_len = 0;
+  ckf_producer_listen(&p, listen, heard);
   cr_assert_leq(ckf_producer_format(&p)->bucket_count, MAX_BUCKETS);
   model_init(&m, &p);
 }
@@ -467,6 +488,26 @@ static void random_rebuild(void) {
   drain_both();
 }
 
+/* Moving changes nothing that the model knows. */
+static void move(void) {
+  ckf_producer_config cfg = p.cfg_;
+  cfg.hash_seed++;
+  cfg.max_mappings = MAX_MAPPINGS - 200 * (uint32_t)draw(2);
+  const int rc = ckf_producer_move(&p, &cfg, memory[!memory_used], sizeof memory[0]);
+  if (rc != CKF_OK) {
+    cr_assert_eq(rc, CKF_ERR_NOSPACE);
+    cr_assert_gt(m.mapping_len, MAX_MAPPINGS - 200);
+    return;
+  }
+  memory_used = !memory_used;
+  if (cfg.max_mappings < MAX_MAPPINGS) {
+    cfg.max_mappings = MAX_MAPPINGS;
+    cr_assert_eq(ckf_producer_move(&p, &cfg, memory[!memory_used], sizeof memory[0]), CKF_OK);
+    memory_used = !memory_used;
+  }
+  expect_equal(&p, &m);
+}
+
 static void run_steps(uint64_t seed, uint64_t expected, int steps) {
   random_state = seed;
   open_both(expected);
@@ -498,6 +539,8 @@ static void run_steps(uint64_t seed, uint64_t expected, int steps) {
     expect_equal(&p, &m);
     if (step % 16 == 0)
       expect_members();
+    if (step % 100 == 99)
+      move();
   }
 }
 
