@@ -234,7 +234,7 @@ typedef struct ckf_producer_config {
   uint32_t max_mappings; /* 0 = 2 * expected_blocks; (member, external) pairs, 11.4 bytes each */
   uint32_t max_blocks;   /* 0 = 1.25 * expected_blocks; unique canonicals, 10 bytes each; never more
                             than max_mappings */
-  uint32_t max_members;  /* 0 = 1024; about 190 bytes each */
+  uint32_t max_members;  /* 0 = 1024; about 180 bytes each */
   bool delta_table;      /* true: 256 KiB more, a lookup instead of a hash per fingerprint */
   bool tags;             /* true: 4 bytes more per mapping for ckf_producer_find; default false */
   uint64_t hash_seed; /* keys the private hash tables; random where event sources are not trusted */
@@ -1961,17 +1961,17 @@ size_t ckf_filter_contains_n(const ckf_filter *filter, const uint64_t *keys, siz
  *
  * - mappings: six to a row, (slot of the member, external) to block number. A key has two candidate
  *   rows, each computed from the other. It goes into the first one if it can, and entries move to
- *   their other row to make room, so the table may be 15/16 full. Nothing refers to a mapping's
- * place.
+ *   their other row to make room, so the table may be 15/16 full. Nothing else names their places.
  * - blocks: eight cells to a row, canonical to owners and state. A block stays where it is, because
- *   mappings name its place: in its home row or, that being full, in the first with room of 31
- * other rows at fixed distances. The table may be 4/5 full.
+ *   mappings name its place: in its home row or, that being full, in the first with room of 31 rows
+ *   at fixed distances. The table may be 4/5 full.
  *
  * Each row knows of the keys that it should hold and that are elsewhere, so most searches read one.
  *
  * Beside them: slots (one per member), an index of the slots, and per slot a bitmap of the regions
  * of the mapping table that may hold one of its mappings. An insertion sets a bit, a clear scans
- * the regions that are set and resets them: every scan of a region was paid for by an insertion.
+ * what is set, and with the last mapping all bits go: every scan of a region was paid for by an
+ * insertion.
  */
 
 #define CKF_ROW_WORDS_ 8u
@@ -2311,15 +2311,15 @@ static inline uint64_t *ckf_way_mark_(const ckf_producer *p, uint32_t home, uint
   return ckf_row_(&p->blocks_, home) + (way < CKF_ROW_WORDS_ ? way : CKF_ROW_WORDS_) - 1;
 }
 
-/* True when some block of a home row is elsewhere. */
-static inline bool ckf_row_away_(const ckf_producer *p, uint32_t row) {
+/* The bits that any cell of a row has. */
+static inline uint64_t ckf_row_bits_(const ckf_producer *p, uint32_t row) {
   const uint64_t *const c = ckf_row_(&p->blocks_, row);
-  return ((c[0] | c[1] | c[2] | c[3] | c[4] | c[5] | c[6] | c[7]) & CKF_AWAY_) != 0;
+  return c[0] | c[1] | c[2] | c[3] | c[4] | c[5] | c[6] | c[7];
 }
 
 static inline uint32_t ckf_block_find_(const ckf_producer *p, uint32_t home, uint64_t rest) {
   uint32_t block = ckf_row_block_(p, home, ckf_cell_make_(p, 0, rest)), way;
-  if (block == CKF_NONE_ && ckf_row_away_(p, home)) {
+  if (block == CKF_NONE_ && (ckf_row_bits_(p, home) & CKF_AWAY_)) {
     for (way = 1; way < CKF_WAYS_ && block == CKF_NONE_; way++) {
       if (*ckf_way_mark_(p, home, way) & CKF_AWAY_) {
         block = ckf_row_block_(p, ckf_way_row_(p, home, way), ckf_cell_make_(p, way, rest));
@@ -3607,7 +3607,7 @@ static inline uint64_t ckf_check_share_(uint32_t block) {
 }
 
 static bool ckf_check_mappings_(const ckf_producer *p, uint64_t *shares) {
-  uint32_t row, i, slot, mappings = 0, members = 0, counted = 0, away = 0, elsewhere = 0;
+  uint32_t row, i, slot, mappings = 0, away = 0, elsewhere = 0;
   bool good = true, stuck = false;
   *shares = 0;
   for (row = 0; row < p->mappings_.row_count; row++) {
@@ -3633,6 +3633,12 @@ static bool ckf_check_mappings_(const ckf_producer *p, uint64_t *shares) {
       mappings++;
     }
   }
+  return good && (stuck || away == elsewhere) && mappings == p->mapping_count_;
+}
+
+static bool ckf_check_members_(const ckf_producer *p) {
+  uint32_t slot, at, members = 0, mappings = 0, indexed = 0;
+  bool good = true;
   for (slot = 0; slot < p->slot_used_; slot++) {
     uint32_t place = 0, n = 0;
     ckf_member m;
@@ -3646,10 +3652,12 @@ static bool ckf_check_mappings_(const ckf_producer *p, uint64_t *shares) {
     m.dp_rank = p->slots_[slot].dp_rank;
     good = good && n == p->slots_[slot].count && ckf_member_find_(p, &m) == slot;
     members++;
-    counted += n;
+    mappings += n;
   }
-  return good && (stuck || away == elsewhere) && mappings == p->mapping_count_ &&
-         counted == mappings && members == p->member_count_;
+  for (at = 0; at <= p->member_mask_; at++) {
+    indexed += p->member_index_[at] != 0;
+  }
+  return good && members == p->member_count_ && indexed == members && mappings == p->mapping_count_;
 }
 
 static bool ckf_check_blocks_(const ckf_producer *p, uint64_t *shares) {
@@ -3658,7 +3666,7 @@ static bool ckf_check_blocks_(const ckf_producer *p, uint64_t *shares) {
   bool good = true;
   *shares = 0;
   for (row = 0; row < p->blocks_.row_count; row++) {
-    for (i = 0; i < CKF_ROW_WORDS_; i++) {
+    for (i = 0; i < CKF_ROW_WORDS_ && ckf_row_bits_(p, row) != 0; i++) {
       const uint32_t block = row * CKF_ROW_WORDS_ + i;
       const uint64_t cell = *ckf_cell_(p, block) & ~CKF_AWAY_;
       const uint32_t state = ckf_cell_state_(cell);
@@ -3711,8 +3719,8 @@ static bool ckf_check_window_(const ckf_producer *p) {
 
 int ckf_producer_check_(const ckf_producer *p) {
   uint64_t mapped, owned;
-  return ckf_check_mappings_(p, &mapped) && ckf_check_blocks_(p, &owned) && mapped == owned &&
-                 ckf_check_window_(p)
+  return ckf_check_mappings_(p, &mapped) && ckf_check_members_(p) && ckf_check_blocks_(p, &owned) &&
+                 mapped == owned && ckf_check_window_(p)
              ? CKF_OK
              : CKF_ERR_INVARIANT;
 }

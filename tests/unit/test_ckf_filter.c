@@ -267,5 +267,5 @@ Test(ckf_filter, every_error_has_a_name_and_a_text) {
     cr_assert_eq(known, strcmp(ckf_strerror(err), "unknown error") != 0);
     named += known;
   }
-  cr_assert_eq(named, 46);
+  cr_assert_eq(named, 54);
 }

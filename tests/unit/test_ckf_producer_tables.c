@@ -386,3 +386,193 @@ Test(ckf_tables, clears_find_everything_among_many_members) {
   }
   close_producer();
 }
+
+/* ---- marks that stay ---- */
+
+Test(ckf_tables, more_keys_are_away_than_a_row_can_count) {
+  enum { N = 60 };
+  uint64_t externals[N], unused;
+  open_producer(400, 400, 400, 2);
+  cr_assert_eq(store_root(&one, 1, 1), CKF_OK); /* takes slot 0 */
+  for (uint64_t i = 0; i < N; i++) {
+    (void)external_at(3, 0, i * 1234567 + 1, &externals[i]);
+    cr_assert_eq(store_root(&one, externals[i], 50 + i), CKF_OK, "%d", (int)i);
+  }
+  cr_assert_eq(ckf_away_(&p, 3), CKF_AWAY_MAX_);
+  cr_assert_eq(ckf_producer_check_(&p), CKF_OK);
+  for (uint64_t i = 0; i < N; i += 2)
+    remove_one(&one, externals[i]);
+  cr_assert_eq(ckf_away_(&p, 3), CKF_AWAY_MAX_, "how many are left is not known");
+  for (uint64_t i = 0; i < N; i++)
+    cr_assert_eq(ckf_producer_find(&p, &one, externals[i], &unused, NULL), (int)(i % 2));
+  close_producer();
+}
+
+/* ---- sizes ---- */
+
+/* Every field fits beside the others, whatever the limits are. */
+Test(ckf_tables, layouts_hold_what_they_promise) {
+  static const uint32_t members[] = {1, 2, 3, 64, 1000, 1024, 1025, 5000, 16384, 65536, 1u << 20};
+  for (uint64_t n = 1; n <= 53687091; n += n / 3 + 1) {
+    for (size_t i = 0; i < sizeof members / sizeof members[0]; i++) {
+      for (uint32_t times = 1; times <= 4; times += 3) {
+        ckf_producer_config cfg = ckf_producer_config_default();
+        ckf_layout_ l;
+        cfg.filter.expected_blocks = n;
+        cfg.max_blocks = (uint32_t)n;
+        cfg.max_mappings = (uint32_t)n * times;
+        cfg.max_members = members[i];
+        cr_assert_eq(ckf_layout_make_(&cfg, &l), CKF_OK);
+        const uint32_t rest = 64 - ckf_log2_(l.block_rows), implied = ckf_log2_(l.mapping_rows);
+        const uint32_t match = 66 + l.slot_bits - implied;
+        const uint64_t places = (uint64_t)l.block_rows * CKF_ROW_WORDS_;
+        cr_assert_leq(l.owner_bits + CKF_WAY_BITS_ + rest, CKF_STATE_SHIFT_);
+        cr_assert_geq(l.owner_bits, 3);
+        cr_assert_leq(match, 64);
+        cr_assert_leq(l.slot_bits + 2, 32);
+        cr_assert_leq(places, UINT64_C(1) << (64 - match + CKF_EXTRA_BITS_ - 1));
+        cr_assert_leq(cfg.max_blocks, places * 4 / 5 + 1);
+        cr_assert_leq((uint64_t)cfg.max_mappings * 16,
+                      (uint64_t)l.mapping_rows * CKF_ROW_ENTRIES_ * 15);
+        cr_assert_gt(l.spill_places / 2, cfg.max_mappings / ((1u << l.owner_bits) - 1));
+      }
+    }
+  }
+}
+
+Test(ckf_tables, a_block_costs_32_bytes_and_a_further_owner_12) {
+  static const uint64_t sizes[] = {1048576, 8388608, 10000000};
+  for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+    ckf_producer_config cfg = ckf_producer_config_default();
+    cfg.filter.expected_blocks = sizes[i];
+    cfg.max_blocks = cfg.max_mappings = (uint32_t)sizes[i];
+    const size_t single = ckf_producer_mem_size(&cfg);
+    cfg.max_mappings *= 2;
+    cr_assert_leq(single, 32 * sizes[i]);
+    cr_assert_leq(ckf_producer_mem_size(&cfg) - single, 12 * sizes[i]);
+  }
+}
+
+/* ---- moving ---- */
+
+Test(ckf_tables, moving_needs_the_same_filter_and_room) {
+  ckf_producer next;
+  open_producer(100, 200, 150, 3);
+  const ckf_producer_config good = p.cfg_;
+  const size_t len = ckf_producer_mem_size(&good);
+  void *const room = malloc(len);
+  cr_assert_eq(store_root(&one, 1, 1), CKF_OK);
+  cr_assert_eq(store_root(&two, 1, 2), CKF_OK);
+  cr_assert_eq(store_root(&two, 2, 3), CKF_OK);
+#define REFUSED(CHANGE, ERROR)                                                                     \
+  do {                                                                                             \
+    ckf_producer_config cfg = good;                                                                \
+    CHANGE;                                                                                        \
+    cr_assert_eq(ckf_producer_move(&p, &cfg, room, len), ERROR, #CHANGE);                          \
+    cr_assert_eq(p.mapping_count_, 3);                                                             \
+    cr_assert_eq(ckf_producer_check_(&p), CKF_OK);                                                 \
+  } while (0)
+  REFUSED(cfg.filter.expected_blocks++, CKF_ERR_ARG);
+  REFUSED(cfg.filter.max_kicks--, CKF_ERR_ARG);
+  REFUSED(cfg.filter.verification_window++, CKF_ERR_ARG);
+  REFUSED(cfg.filter.publish_every_n_events++, CKF_ERR_ARG);
+  REFUSED(cfg.filter.seed++, CKF_ERR_ARG);
+  REFUSED(cfg.max_members = 1, CKF_ERR_NOSPACE);
+  REFUSED(cfg.max_mappings = 2, CKF_ERR_NOSPACE);
+  REFUSED(cfg.max_blocks = 2, CKF_ERR_NOSPACE);
+  REFUSED(cfg.max_mappings = 1 << 20, CKF_ERR_NOSPACE); /* memory */
+  cr_assert_eq(ckf_rebuild_begin(&next, &p, NULL, 0, room, len), CKF_OK);
+  REFUSED(cfg = next.cfg_; p.rebuilding_ = true, CKF_ERR_ARG);
+  p.rebuilding_ = false;
+  cr_assert_eq(ckf_rebuild_begin(&next, &p, NULL, 1, room, len), CKF_ERR_ARG);
+  free(room);
+  close_producer();
+}
+
+/* ---- batches as bytes ---- */
+
+Test(ckf_tables, a_batch_encodes_as_its_images_do) {
+  static uint8_t a[4096], b[4096];
+  ckf_block blocks[20];
+  ckf_image images[20];
+  ckf_batch batch;
+  open_producer(30, 60, 60, 2);
+  make_chain(blocks, 20, 12);
+  cr_assert_eq(store(&one, blocks, 20), CKF_OK);
+  cr_assert_eq(ckf_producer_drain(&p, &batch), 1);
+  for (size_t i = 0; i < batch.image_count; i++)
+    images[i] = ckf_batch_image(&batch, i);
+  ckf_format format = *ckf_producer_format(&p);
+  const ptrdiff_t len =
+      ckf_cbi1_delta_encode(&format, 7, 4, 5, images, batch.image_count, a, sizeof a);
+  cr_assert_gt(len, 0);
+  cr_assert_eq(ckf_cbi1_batch_encode(&format, 7, 4, 5, &batch, b, (size_t)len), len);
+  cr_assert_arr_eq(a, b, (size_t)len);
+  cr_assert_eq(ckf_cbi1_batch_encode(&format, 7, 4, 5, &batch, b, (size_t)len - 1),
+               CKF_ERR_NOSPACE);
+  batch.image_count = CKF_CBI1_MAX_IMAGES + 1;
+  cr_assert_eq(ckf_cbi1_batch_encode(&format, 7, 4, 5, &batch, b, sizeof b),
+               CKF_ERR_DELTA_IMAGE_COUNT);
+  format.bucket_count = 3;
+  cr_assert_eq(ckf_cbi1_batch_encode(&format, 7, 4, 5, &batch, b, sizeof b),
+               CKF_ERR_FORMAT_BUCKET_COUNT);
+  close_producer();
+}
+
+/* ---- damage ---- */
+
+/* Each thing that the check compares is noticed when it is wrong. */
+Test(ckf_tables, the_check_notices_any_damage) {
+  ckf_block blocks[60];
+  uint32_t place = 0;
+  open_producer(200, 400, 400, 4);
+  make_chain(blocks, 60, 13);
+  cr_assert_eq(store(&one, blocks, 60), CKF_OK);
+  cr_assert_eq(store(&two, blocks, 20), CKF_OK);
+  for (uint64_t i = 0; i < 12; i++)
+    cr_assert_eq(store_root(&two, 5000 + i, 4), CKF_OK); /* a count in the spill */
+  while (*ckf_entry_(&p, place) == 0)
+    place++;
+  const uint32_t block = ckf_mapping_block_(&p, place), slot = ckf_member_find_(&p, &one);
+  const uint32_t region = place / CKF_ROW_WORDS_ >> p.region_shift_;
+  ckf_spill_ *const spill =
+      ckf_spill_find_(&p, ckf_block_of_(&p, ckf_mix(ckf_producer_format(&p), 4)));
+  cr_assert_eq(spill->owners, 12);
+#define NOTICED(PLACE, CHANGE)                                                                     \
+  do {                                                                                             \
+    const uint64_t before_ = (uint64_t)(PLACE);                                                    \
+    CHANGE;                                                                                        \
+    cr_assert_eq(ckf_producer_check_(&p), CKF_ERR_INVARIANT, #CHANGE);                             \
+    (PLACE) = (__typeof__(PLACE))before_;                                                          \
+    cr_assert_eq(ckf_producer_check_(&p), CKF_OK);                                                 \
+  } while (0)
+  NOTICED(*ckf_entry_(&p, place), *ckf_entry_(&p, place) = 0);
+  NOTICED(*ckf_entry_(&p, place), *ckf_entry_(&p, place) ^= CKF_SECOND_);
+  NOTICED(*ckf_entry_(&p, place), *ckf_entry_(&p, place) ^= UINT64_C(3) << 2);
+  NOTICED(ckf_row_(&p.mappings_, 0)[CKF_ROW_ENTRIES_], ckf_away_add_(&p, 0, 1));
+  NOTICED(*ckf_region_word_(&p, ckf_entry_slot_(&p, *ckf_entry_(&p, place)), region),
+          *ckf_region_word_(&p, ckf_entry_slot_(&p, *ckf_entry_(&p, place)), region) = 0);
+  NOTICED(*ckf_cell_(&p, block), *ckf_cell_(&p, block) = 0);
+  NOTICED(*ckf_cell_(&p, block), ++*ckf_cell_(&p, block));
+  NOTICED(*ckf_cell_(&p, block), ckf_cell_set_state_(ckf_cell_(&p, block), CKF_OMITTED_));
+  NOTICED(*ckf_cell_(&p, block), ckf_cell_set_state_(ckf_cell_(&p, block), CKF_FRESH_));
+  NOTICED(*ckf_cell_(&p, block), *ckf_cell_(&p, block) ^= CKF_AWAY_);
+  NOTICED(spill->owners, spill->owners++);
+  NOTICED(spill->block, spill->block = 0);
+  NOTICED(p.slots_[slot].count, p.slots_[slot].count++);
+  NOTICED(p.member_index_[0], p.member_index_[0] ^= 7);
+  NOTICED(p.mapping_count_, p.mapping_count_++);
+  NOTICED(p.block_count_, p.block_count_++);
+  NOTICED(p.resident_count_, p.resident_count_++);
+  NOTICED(p.member_count_, p.member_count_++);
+  NOTICED(p.dirty_bits_[0], p.dirty_bits_[0] = 0);
+  NOTICED(p.dirty_len_, p.dirty_len_--);
+
+  /* A count that no longer fits ends a clear with an error, not with a loop. */
+  p.slots_[slot].count++;
+  cr_assert_eq(ckf_producer_remove_rank(&p, &one), CKF_ERR_INVARIANT);
+  cr_assert_eq(ckf_producer_remove_worker(&p, one.worker_id), CKF_ERR_INVARIANT);
+  p.slots_[slot].count--;
+  ckf_member_drop_if_empty_(&p, slot);
+  close_producer();
+}
