@@ -59,8 +59,8 @@
  * - A canonical is a 64-bit sequence hash, the filter key; an external is the block id of an
  * engine.
  * - Engine events and CBI1 bytes are untrusted: none reaches an assertion, a large allocation or a
- *   loop that its own length does not bound. A lookup in a hash table is slow only for somebody who
- *   knows `hash_seed` and crafts keys: give a random one where sources are not trusted.
+ *   loop that its own length does not bound. Who knows `hash_seed` can craft keys that all want the
+ *   same few places, so that events are refused: give a random one where sources are not trusted.
  * - Pointers and lengths are the caller's: a pointer may be NULL only with length 0 or where said.
  * - An object is used by one thread at a time. Only the words and the readiness of a ckf_lane may
  *   be read while its one writer goes on.
@@ -2999,7 +2999,6 @@ static size_t ckf_store_hash_(const ckf_producer *p, ckf_store_ *st, size_t at) 
     st->home[i] = ckf_split_(&p->blocks_, ckf_scramble_(&p->blocks_, st->mixed[i]), &st->rest[i]);
     CKF_PREFETCH_(ckf_row_(&p->mappings_, st->key[i].row));
     CKF_PREFETCH_(ckf_row_(&p->blocks_, st->home[i]));
-    CKF_PREFETCH_(&p->filter_.words_[ckf_filter_home_(&p->filter_, st->mixed[i])]);
   }
   st->last = canonical;
   for (i = 0; i < step;
@@ -3036,6 +3035,11 @@ static void ckf_own_undo_(ckf_producer *p, uint32_t block) {
   }
 }
 
+/* Asks for the filter word in the first home of a block. */
+static inline void ckf_word_prefetch_(const ckf_producer *p, uint64_t mixed) {
+  CKF_PREFETCH_(&p->filter_.words_[ckf_filter_home_(&p->filter_, mixed)]);
+}
+
 /* Maps block i of those that are hashed. */
 static inline int ckf_store_map_one_(ckf_producer *p, ckf_store_ *st, size_t i, uint32_t flag) {
   const uint32_t place = ckf_mapping_find_(p, &st->key[i]);
@@ -3058,6 +3062,7 @@ static inline int ckf_store_map_one_(ckf_producer *p, ckf_store_ *st, size_t i, 
     ckf_own_undo_(p, st->block[i]);
     rc = CKF_ERR_NOSPACE;
   }
+  ckf_word_prefetch_(p, st->mixed[i]);
   return rc;
 }
 
@@ -3123,11 +3128,19 @@ static uint32_t ckf_store_admit_(ckf_producer *p, ckf_store_ *st) {
   uint32_t failed = 0;
   size_t at, i, step;
   for (at = 0; at < st->n; at += step) {
-    step = st->n > CKF_EVENT_ ? ckf_store_hash_(p, st, at) : st->n;
+    step = st->n;
+    if (st->n > CKF_EVENT_) { /* what was known of these blocks has been overwritten */
+      step = ckf_store_hash_(p, st, at);
+      for (i = 0; i < step; i++) {
+        st->block[i] = ckf_store_new_(p, &st->key[i]);
+        if (st->block[i] != CKF_NONE_) {
+          ckf_word_prefetch_(p, st->mixed[i]);
+        }
+      }
+    }
     for (i = 0; i < step; i++) {
-      const uint32_t block = st->n > CKF_EVENT_ ? ckf_store_new_(p, &st->key[i]) : st->block[i];
-      if (block != CKF_NONE_) {
-        failed += !ckf_offer_(p, block, st->mixed[i]);
+      if (st->block[i] != CKF_NONE_) {
+        failed += !ckf_offer_(p, st->block[i], st->mixed[i]);
       }
     }
   }
@@ -3261,7 +3274,7 @@ static inline void ckf_doomed_prefetch_(const ckf_producer *p, ckf_doomed_ *d, s
   for (i = 0; i < n; i++) {
     if (d->place[i] != CKF_NONE_ && ckf_cell_owners_(p, *ckf_cell_(p, d->block[i])) == 1) {
       d->mixed[i] = ckf_block_mixed_(p, d->block[i]);
-      CKF_PREFETCH_(&p->filter_.words_[ckf_filter_home_(&p->filter_, d->mixed[i])]);
+      ckf_word_prefetch_(p, d->mixed[i]);
     } else {
       d->mixed[i] = 0;
     }
