@@ -2024,11 +2024,12 @@ static inline void ckf_count_(uint64_t *counter, uint64_t n) {
   *counter = n > UINT64_MAX - *counter ? UINT64_MAX : *counter + n;
 }
 
-static inline unsigned ckf_lowest_(uint32_t bits) {
+/* Number of the lowest bit that is set; one must be. */
+static inline uint32_t ckf_lowest_(uint32_t bits) {
 #if defined(__GNUC__)
-  return (unsigned)__builtin_ctz(bits);
+  return (uint32_t)__builtin_ctz(bits);
 #else
-  unsigned i = 0;
+  uint32_t i = 0;
   while (!(bits >> i & 1)) {
     i++;
   }
@@ -5056,15 +5057,14 @@ const char *ckf_lane_action_name(enum ckf_lane_action action) {
 
 /* ==== search (impl) ==== */
 /*
- * All lanes together, in rounds; what a round wants is asked for before any of it is looked at, so
- * a round costs about one memory latency.
+ * All lanes together, in rounds; what a round wants is asked for before any of it is looked at.
  *
  * - position 0: most prompts end here, with one sequence hash made
  * - samples at 1, 2, 4 and so on, from CKF_SPREAD_ samples per prompt on at equal distances, and at
  *   the last two positions. A sample is a row: one answer for all lanes. The batches grow, and end
  *   when no lane is left that hit all samples so far; nothing behind is hashed.
- * - each lane then lies between the last sample before its first miss and that miss. Cells (one
- *   position, one lane) halve the ranges, or cut them in up to 16 parts while few lanes are left.
+ * - a lane that missed a sample lies between that and the one before. Cells (one position, one
+ *   lane) halve the ranges, or cut them in up to 16 parts while few lanes are left.
  *
  * Everything ends at a position that missed, so no answer is below a linear scan. An answer right
  * behind a hit rests on that hit, and one hit may be a collision: unless the position before it is
@@ -5072,16 +5072,27 @@ const char *ckf_lane_action_name(enum ckf_lane_action action) {
  * that was trusted. Two collisions side by side are as rare as their product.
  */
 
-#define CKF_SPREAD_ 16u  /* samples of one prompt at equal distances; their distance is ... */
-#define CKF_STRIDE_ 32u  /* ... at least this */
-#define CKF_SAMPLES_ 64u /* room: 28 doublings, 17 strides, the last two positions */
-#define CKF_ROUND_ 16u   /* rows or cells asked for at once; cells may be as many again to verify */
+#define CKF_SPREAD_ 16u /* samples of one prompt at equal distances; their distance is ... */
+#define CKF_STRIDE_ 32u /* ... at least this */
+#define CKF_ROUND_ 16u  /* rows or cells asked for at once */
+#define CKF_IDLE_ 4u    /* lanes that do not keep the memory busy with one cell each */
 
-/* Answers for n <= CKF_ROUND_ ascending positions: bit L of rows[i] = lane L hits at[i]. */
-typedef void (*ckf_rows_fn_)(const void *user, const uint32_t *at, uint32_t n, uint32_t *rows);
-/* Answers for n <= 2 * CKF_ROUND_ pairs: bit i = lane[i] hits at[i]. */
-typedef uint32_t (*ckf_cells_fn_)(const void *user, const uint32_t *at, const uint8_t *lane,
-                                  uint32_t n);
+/* Rows or cells that were asked for. */
+typedef struct ckf_asked_ {
+  uint32_t n;
+  uint32_t at[CKF_ROUND_];  /* positions, for rows ascending */
+  uint8_t lane[CKF_ROUND_]; /* cells only */
+  uint16_t fp[CKF_ROUND_];
+  const uint64_t *a[CKF_ROUND_], *b[CKF_ROUND_]; /* the words in both homes */
+} ckf_asked_;
+
+/* Where answers come from; as constants in an inlined call these become direct calls. */
+typedef struct ckf_source_ {
+  void (*ask_rows)(const void *user, ckf_asked_ *asked);
+  void (*rows)(const void *user, const ckf_asked_ *asked, uint32_t *hits); /* bit L: lane L */
+  void (*ask_cells)(const void *user, ckf_asked_ *asked);
+  uint32_t (*cells)(const void *user, const ckf_asked_ *asked); /* bit i: cell i */
+} ckf_source_;
 
 /* One lane: `lower` hits, `upper` misses or is the end, `trusted` is the hit known below lower (or
  * lower itself at 0). */
@@ -5089,16 +5100,14 @@ typedef struct ckf_range_ {
   uint32_t lower, upper, trusted;
 } ckf_range_;
 
-static inline uint32_t ckf_lowest_bit_(uint32_t bits) {
-#if defined(__GNUC__)
-  return (uint32_t)__builtin_ctz(bits);
-#else
-  uint32_t i = 0;
-  while (!(bits >> i & 1)) {
-    i++;
+/* Appends at most `n` samples behind the last one, fewer when the prompt ends. */
+static inline void ckf_samples_add_(ckf_asked_ *rows, uint32_t last, uint32_t n, uint32_t len,
+                                    uint32_t stride) {
+  for (rows->n = 0; rows->n < n && last != len - 1; rows->n++) {
+    const uint64_t next = last < stride ? (last ? last * UINT64_C(2) : 1) : (uint64_t)last + stride;
+    last = next < len - 2 ? (uint32_t)next : last < len - 2 ? len - 2 : len - 1;
+    rows->at[rows->n] = last;
   }
-  return i;
-#endif
 }
 
 static inline uint32_t ckf_count_bits_(uint32_t bits) {
@@ -5109,182 +5118,192 @@ static inline uint32_t ckf_count_bits_(uint32_t bits) {
   return n;
 }
 
-/* Appends up to n samples behind the `done` there are; fewer when the prompt ends. */
-static inline uint32_t ckf_samples_add_(uint32_t *samples, uint32_t done, uint32_t n, uint32_t len,
-                                        uint32_t stride) {
-  const uint32_t end = done + n;
-  while (done < end && samples[done - 1] != len - 1) {
-    const uint32_t last = samples[done - 1];
-    const uint64_t next = last < stride ? (last ? last * UINT64_C(2) : 1) : (uint64_t)last + stride;
-    if (next < len - 2) {
-      samples[done++] = (uint32_t)next;
-    } else {
-      samples[done] = last < len - 2 ? len - 2 : len - 1;
-      done++;
-    }
-  }
-  return done;
-}
-
-/* The lanes of a mask hit samples 0 .. i - 1 and end before `upper`. */
-static inline void ckf_range_set_(ckf_range_ *ranges, uint32_t lanes, const uint32_t *samples,
-                                  uint32_t i, uint32_t upper) {
-  for (; lanes; lanes &= lanes - 1) {
-    ckf_range_ *const r = &ranges[ckf_lowest_bit_(lanes)];
-    r->upper = upper;
-    r->lower = samples[i - 1];
-    r->trusted = samples[i > 1 ? i - 2 : 0];
-  }
-}
-
-static CKF_INLINE_ void ckf_search_sample_(ckf_rows_fn_ rows, const void *user, uint32_t len,
-                                           uint32_t lanes, ckf_range_ *ranges) {
-  uint32_t samples[CKF_SAMPLES_], hits[CKF_ROUND_];
-  uint32_t stride = CKF_STRIDE_, done = 1, n = 6;
-  samples[0] = 0;
+/* Samples until no lane of a mask is left; what each lies between is in its range then. Returns the
+ * lanes that have no answer yet. */
+static CKF_INLINE_ uint32_t ckf_search_sample_(const ckf_source_ *source, const void *user,
+                                               uint32_t len, bool eager, uint32_t lanes,
+                                               ckf_range_ *ranges) {
+  uint32_t stride = CKF_STRIDE_, last = 0, before = 0, open = 0;
+  uint32_t n = eager && ckf_count_bits_(lanes) <= CKF_IDLE_ ? CKF_ROUND_ : 6;
   while (len / stride > CKF_SPREAD_) {
     stride *= 2;
   }
-  while (lanes && samples[done - 1] != len - 1) {
-    const uint32_t end = ckf_samples_add_(samples, done, n, len, stride);
-    uint32_t i;
-    rows(user, samples + done, end - done, hits);
-    for (i = done; i < end && lanes; i++) {
-      ckf_range_set_(ranges, lanes & ~hits[i - done], samples, i, samples[i]);
-      lanes &= hits[i - done];
+  for (;;) {
+    ckf_asked_ rows;
+    uint32_t hits[CKF_ROUND_], i;
+    ckf_samples_add_(&rows, last, n, len, stride);
+    source->ask_rows(user, &rows);
+    source->rows(user, &rows, hits);
+    for (i = 0; i <= rows.n; i++) {
+      const bool end = i == rows.n; /* of this batch, or of the prompt */
+      const uint32_t at = end ? len : rows.at[i];
+      uint32_t missed = !end ? lanes & ~hits[i] : last == len - 1 ? lanes : 0;
+      for (lanes &= ~missed; missed; missed &= missed - 1) {
+        const uint32_t lane = ckf_lowest_(missed);
+        ranges[lane].lower = last;
+        ranges[lane].upper = at;
+        ranges[lane].trusted = before;
+        open |= (uint32_t)((at - last > 1) | (last - before > 1)) << lane;
+      }
+      if (!end) {
+        before = last;
+        last = at;
+      }
     }
-    done = end;
-    n = done < 8 ? 4 : done / 2 < CKF_ROUND_ ? done / 2 : CKF_ROUND_;
+    if (lanes == 0) {
+      return open;
+    }
+    n = n < 6 ? 8 : n == 6 ? 4 : n;
   }
-  ckf_range_set_(ranges, lanes, samples, done, len);
-}
-
-static inline bool ckf_range_closed_(const ckf_range_ *r) {
-  return r->upper - r->lower == 1 && r->lower - r->trusted <= 1;
 }
 
 /* First miss of a lane in [from, to), or `to`. */
-static CKF_INLINE_ uint32_t ckf_search_scan_(ckf_cells_fn_ cells, const void *user, uint8_t lane,
-                                             uint32_t from, uint32_t to) {
-  uint32_t at[CKF_ROUND_];
-  uint8_t lanes[CKF_ROUND_];
-  CKF_MEMSET(lanes, lane, sizeof lanes);
-  while (from < to) {
-    const uint32_t n = to - from < CKF_ROUND_ ? to - from : CKF_ROUND_;
-    uint32_t i, misses;
-    for (i = 0; i < n; i++) {
-      at[i] = from + i;
+static CKF_INLINE_ uint32_t ckf_search_scan_(const ckf_source_ *source, const void *user,
+                                             uint32_t lane, uint32_t from, uint32_t to) {
+  ckf_asked_ asked;
+  CKF_MEMSET(asked.lane, (int)lane, sizeof asked.lane);
+  for (; from < to; from += asked.n) {
+    uint32_t misses;
+    for (asked.n = 0; asked.n < CKF_ROUND_ && from + asked.n < to; asked.n++) {
+      asked.at[asked.n] = from + asked.n;
     }
-    misses = ~cells(user, at, lanes, n) & ((UINT32_C(1) << n) - 1);
+    source->ask_cells(user, &asked);
+    misses = ~source->cells(user, &asked) & ((UINT32_C(1) << asked.n) - 1);
     if (misses) {
-      return from + ckf_lowest_bit_(misses);
+      return from + ckf_lowest_(misses);
     }
-    from += n;
   }
   return to;
 }
 
-/* The cells one round asks for. */
-typedef struct ckf_round_ {
-  uint32_t at[2 * CKF_ROUND_];
-  uint8_t lane[2 * CKF_ROUND_];
-  uint32_t n;
-} ckf_round_;
-
-static inline void ckf_round_add_(ckf_round_ *round, uint32_t at, uint32_t lane) {
-  round->at[round->n] = at;
-  round->lane[round->n++] = (uint8_t)lane;
+static inline bool ckf_range_open_(const ckf_range_ *r) {
+  return (r->upper - r->lower > 1) | (r->lower - r->trusted > 1);
 }
 
-/* `k` positions of a range at equal distances, all of it when it has no more. When all are asked
- * for, what the lower end rests on is asked too: it may remain the end. Returns how many. */
-static inline uint32_t ckf_round_split_(ckf_round_ *round, const ckf_range_ *r, uint32_t lane,
-                                        uint32_t k) {
-  const uint32_t gap = r->upper - r->lower - 1;
-  uint32_t i;
-  if (gap <= k) {
-    for (i = 1; i <= gap; i++) {
-      ckf_round_add_(round, r->lower + i, lane);
-    }
-    if (r->lower - r->trusted > 1) {
-      ckf_round_add_(round, r->lower - 1, lane);
-    }
-    return gap;
-  }
-  for (i = 1; i <= k; i++) {
-    ckf_round_add_(round, r->lower + (uint32_t)(((uint64_t)gap + 1) * i / (k + 1)), lane);
-  }
-  return k;
+/* The place below a closed range misses, so its lower end was a collision: the answer is further
+ * down. */
+static CKF_INLINE_ void ckf_search_down_(const ckf_source_ *source, const void *user, uint32_t lane,
+                                         ckf_range_ *r) {
+  r->upper = ckf_search_scan_(source, user, lane, r->trusted + 1, r->lower - 1);
+  r->lower = r->trusted = r->upper - 1;
 }
 
-/* One round for the lanes of a mask; those that have their answer leave it. */
-static CKF_INLINE_ uint32_t ckf_search_round_(ckf_cells_fn_ cells, const void *user, uint32_t lanes,
-                                              ckf_range_ *ranges, uint32_t *depths) {
-  const uint32_t k = CKF_ROUND_ / ckf_count_bits_(lanes);
-  ckf_round_ round;
-  uint32_t todo, hits, first = 0;
-  uint8_t split[CKF_LANES];
-  round.n = 0;
-  for (todo = lanes; todo; todo &= todo - 1) {
-    const uint32_t lane = ckf_lowest_bit_(todo);
-    split[lane] = (uint8_t)ckf_round_split_(&round, &ranges[lane], lane, k);
+/* One cell per lane of a mask: the middle of an open range, the place below a closed one. Returns
+ * the lanes that have no answer yet. */
+static CKF_INLINE_ uint32_t ckf_search_halve_(const ckf_source_ *source, const void *user,
+                                              uint32_t lanes, ckf_range_ *ranges) {
+  ckf_asked_ cells;
+  uint32_t i, hits;
+  for (cells.n = 0; lanes; lanes &= lanes - 1, cells.n++) {
+    const uint32_t lane = ckf_lowest_(lanes);
+    const uint32_t lower = ranges[lane].lower, width = ranges[lane].upper - lower;
+    cells.lane[cells.n] = (uint8_t)lane;
+    cells.at[cells.n] = lower + width / 2 - (width == 1);
   }
-  hits = cells(user, round.at, round.lane, round.n);
-  for (todo = lanes; todo; todo &= todo - 1) {
-    const uint32_t lane = ckf_lowest_bit_(todo), n = split[lane];
-    ckf_range_ *const r = &ranges[lane];
-    const uint32_t misses = ~(hits >> first) & ((UINT32_C(1) << n) - 1);
-    const uint32_t i = misses ? ckf_lowest_bit_(misses) : n;
-    const bool whole = r->upper - r->lower - 1 == n, verifies = whole && r->lower - r->trusted > 1;
-    const bool verified = verifies && (hits >> (first + n) & 1);
-    const uint32_t *const at = &round.at[first];
-    first += n + verifies;
-    r->upper = i < n ? at[i] : r->upper;
-    if (i > 0) {
-      r->trusted = i > 1 ? at[i - 2] : r->lower;
-      r->lower = at[i - 1];
-    } else if (whole) {
-      depths[lane] = !verifies || verified ? r->upper
-                                           : ckf_search_scan_(cells, user, (uint8_t)lane,
-                                                              r->trusted + 1, r->lower - 1);
-      lanes &= ~(UINT32_C(1) << lane);
+  source->ask_cells(user, &cells);
+  hits = source->cells(user, &cells);
+  for (i = 0; i < cells.n; i++) {
+    /* a coin's toss mostly, so what follows from it is computed, not branched to */
+    ckf_range_ *const r = &ranges[cells.lane[i]];
+    const uint32_t at = cells.at[i], hit = 0u - (hits >> i & 1);
+    const uint32_t open = 0u - (uint32_t)(at > r->lower);
+    if (CKF_UNLIKELY_(!(open | hit))) {
+      ckf_search_down_(source, user, cells.lane[i], r);
       continue;
     }
-    if (ckf_range_closed_(r)) {
-      depths[lane] = r->upper;
-      lanes &= ~(UINT32_C(1) << lane);
-    }
+    r->upper = (r->upper & (hit | ~open)) | (at & open & ~hit);
+    r->trusted = hit ? open ? r->lower : at : r->trusted;
+    r->lower = hit & open ? at : r->lower;
+    lanes |= (uint32_t)ckf_range_open_(r) << cells.lane[i];
   }
   return lanes;
 }
 
-/* Inlined into its callers, which turns `rows` and `cells` into direct calls. */
-static CKF_INLINE_ void ckf_search_run_(ckf_rows_fn_ rows, ckf_cells_fn_ cells, const void *user,
-                                        uint32_t len, uint32_t lanes, uint32_t depths[CKF_LANES]) {
-  ckf_range_ ranges[CKF_LANES] = {{0, 0, 0}};
-  const uint32_t zero = 0;
-  uint32_t todo, row = 0;
+/* Border `i` of a range cut in 1 << shift parts: lower for 0, upper for the last. */
+static inline uint32_t ckf_range_cut_(const ckf_range_ *r, uint32_t i, uint32_t shift) {
+  return r->lower + (uint32_t)((uint64_t)(r->upper - r->lower) * i >> shift);
+}
+
+/* The same for few lanes, where the memory would be idle: ranges are cut in at most 1 << most
+ * parts. */
+static CKF_INLINE_ uint32_t ckf_search_cut_(const ckf_source_ *source, const void *user,
+                                            uint32_t lanes, uint32_t most, ckf_range_ *ranges) {
+  ckf_asked_ cells;
+  uint32_t shifts[CKF_IDLE_], todo, k, hits, n = 0;
+  cells.n = 0;
+  for (todo = lanes; todo; todo &= todo - 1, n++) {
+    const uint32_t lane = ckf_lowest_(todo);
+    const ckf_range_ *const r = &ranges[lane];
+    uint32_t shift = most;
+    while ((r->upper - r->lower) >> shift == 0) {
+      shift--;
+    }
+    shifts[n] = shift;
+    for (k = shift > 0; k < UINT32_C(1) << shift; k++) {
+      cells.lane[cells.n] = (uint8_t)lane;
+      cells.at[cells.n++] = shift > 0 ? ckf_range_cut_(r, k, shift) : r->lower - 1;
+    }
+  }
+  source->ask_cells(user, &cells);
+  hits = source->cells(user, &cells);
+  for (n = 0, todo = lanes; todo; todo &= todo - 1, n++) {
+    const uint32_t lane = ckf_lowest_(todo), shift = shifts[n];
+    const uint32_t count = shift > 0 ? (UINT32_C(1) << shift) - 1 : 1;
+    const uint32_t in = ckf_lowest_(~hits | UINT32_C(1) << count); /* hits up to the first miss */
+    ckf_range_ *const r = &ranges[lane], old = *r;
+    hits >>= count;
+    if (shift > 0) {
+      r->upper = ckf_range_cut_(&old, in + 1, shift);
+      r->lower = ckf_range_cut_(&old, in, shift);
+      r->trusted = in > 0 ? ckf_range_cut_(&old, in - 1, shift) : r->trusted;
+    } else if (in > 0) {
+      r->trusted = r->lower - 1;
+    } else {
+      ckf_search_down_(source, user, lane, r);
+    }
+    lanes &= ~((uint32_t)!ckf_range_open_(r) << lane);
+  }
+  return lanes;
+}
+
+/* Everything behind position 0, which the lanes of a mask hit. */
+static CKF_INLINE_ void ckf_search_behind_(const ckf_source_ *source, const void *user,
+                                           uint32_t len, bool eager, uint32_t lanes,
+                                           uint32_t *depths) {
+  ckf_range_ ranges[CKF_LANES];
+  uint32_t i, todo = ckf_search_sample_(source, user, len, eager, lanes, ranges);
+  while (todo) {
+    const uint32_t n = ckf_count_bits_(todo);
+    todo = n > CKF_IDLE_ ? ckf_search_halve_(source, user, todo, ranges)
+                         : ckf_search_cut_(source, user, todo,
+                                           n == 1   ? 4
+                                           : n == 2 ? 3
+                                                    : 2,
+                                           ranges);
+  }
+  for (; lanes; lanes &= lanes - 1) {
+    i = ckf_lowest_(lanes);
+    depths[i] = ranges[i].upper;
+  }
+}
+
+/* `eager`: no key has to be hashed, so more samples at once cost nothing but memory. */
+static CKF_INLINE_ void ckf_search_run_(const ckf_source_ *source, const void *user, uint32_t len,
+                                        bool eager, uint32_t lanes, uint32_t depths[CKF_LANES]) {
+  ckf_asked_ first;
+  uint32_t todo, row;
   for (todo = lanes; todo; todo &= todo - 1) {
-    depths[ckf_lowest_bit_(todo)] = 0;
+    depths[ckf_lowest_(todo)] = 0;
   }
   if (len == 0 || lanes == 0) {
     return;
   }
-  rows(user, &zero, 1, &row);
-  lanes &= row;
-  if (lanes == 0) {
-    return;
-  }
-  ckf_search_sample_(rows, user, len, lanes, ranges);
-  for (todo = lanes; todo; todo &= todo - 1) {
-    const uint32_t lane = ckf_lowest_bit_(todo);
-    if (ckf_range_closed_(&ranges[lane])) {
-      depths[lane] = ranges[lane].upper;
-      lanes &= ~(UINT32_C(1) << lane);
-    }
-  }
-  while (lanes) {
-    lanes = ckf_search_round_(cells, user, lanes, ranges, depths);
+  first.n = 1;
+  first.at[0] = 0;
+  source->ask_rows(user, &first);
+  source->rows(user, &first, &row);
+  if (row & lanes) {
+    ckf_search_behind_(source, user, len, eager, row & lanes, depths);
   }
 }
 
@@ -5304,7 +5323,21 @@ static inline uint32_t ckf_quad_(const uint64_t *a, const uint64_t *b, uint16_t 
   const __m256i none = _mm256_cmpeq_epi64(hit, _mm256_setzero_si256());
   return ~(uint32_t)_mm256_movemask_pd(_mm256_castsi256_pd(none)) & 15u;
 }
-#elif defined(CKF_KERNEL_SSE2_)
+#endif
+#if defined(CKF_KERNEL_AVX2_) || defined(CKF_KERNEL_SSE2_)
+static inline uint32_t ckf_lane_hit_(const uint64_t *a, const uint64_t *b, uint16_t fp) {
+  const __m128i words = _mm_unpacklo_epi64(_mm_loadl_epi64((const __m128i *)(const void *)a),
+                                           _mm_loadl_epi64((const __m128i *)(const void *)b));
+  return _mm_movemask_epi8(_mm_cmpeq_epi16(words, _mm_set1_epi16((short)fp))) != 0;
+}
+#else
+static inline uint32_t ckf_lane_hit_(const uint64_t *a, const uint64_t *b, uint16_t fp) {
+  return (ckf_match_slots_(CKF_LOAD_RELAXED(a), fp) | ckf_match_slots_(CKF_LOAD_RELAXED(b), fp)) !=
+         0;
+}
+#endif
+
+#ifdef CKF_KERNEL_SSE2_
 static inline __m128i ckf_pair_(const uint64_t *a, const uint64_t *b, __m128i want) {
   return _mm_or_si128(_mm_cmpeq_epi16(_mm_load_si128((const __m128i *)(const void *)a), want),
                       _mm_cmpeq_epi16(_mm_load_si128((const __m128i *)(const void *)b), want));
@@ -5330,13 +5363,11 @@ static inline uint32_t ckf_quad_(const uint64_t *a, const uint64_t *b, uint16_t 
       vreinterpretq_u32_u8(vcombine_u8(ckf_pair_(a, b, want), ckf_pair_(a + 2, b + 2, want)));
   return vaddvq_u32(vandq_u32(vtstq_u32(slots, slots), vld1q_u32(bits)));
 }
-#else
+#elif !defined(CKF_KERNEL_AVX2_)
 static inline uint32_t ckf_quad_(const uint64_t *a, const uint64_t *b, uint16_t fp) {
   uint32_t i, hits = 0;
   for (i = 0; i < 4; i++) {
-    hits |= (uint32_t)((ckf_match_slots_(CKF_LOAD_RELAXED(&a[i]), fp) |
-                        ckf_match_slots_(CKF_LOAD_RELAXED(&b[i]), fp)) != 0)
-            << i;
+    hits |= ckf_lane_hit_(&a[i], &b[i], fp) << i;
   }
   return hits;
 }
@@ -5366,68 +5397,89 @@ typedef struct ckf_view_ {
   uint32_t mask, shift;
 } ckf_view_;
 
-static inline ckf_probe ckf_view_probe_(const ckf_view_ *v, uint32_t at) {
-  ckf_probe probe;
-  uint64_t mixed;
+static inline uint64_t ckf_view_mix_(const ckf_view_ *v, uint32_t at) {
   if (v->query && at >= v->query->known_) {
     ckf_query_reach_(v->query, at + 1);
   }
-  mixed = ckf_xxh3_64_len8(v->keys[at], v->seed);
-  probe.fp = ckf_fingerprint_(mixed);
-  probe.a = (uint32_t)(mixed >> 16) & v->mask;
-  probe.b = probe.a ^ ckf_delta_mask_(ckf_delta_bits_(v->seed, probe.fp), v->mask);
-  return probe;
+  return ckf_xxh3_64_len8(v->keys[at], v->seed);
 }
 
 static inline const uint64_t *ckf_view_row_(const ckf_view_ *v, uint32_t bucket) {
   return &v->words[(size_t)bucket << v->shift];
 }
 
-static inline bool ckf_view_cell_(const ckf_view_ *v, const ckf_probe *probe, uint32_t lane) {
-  return (ckf_match_slots_(CKF_LOAD_RELAXED(ckf_view_row_(v, probe->a) + lane), probe->fp) |
-          ckf_match_slots_(CKF_LOAD_RELAXED(ckf_view_row_(v, probe->b) + lane), probe->fp)) != 0;
+/* Asks for what a look at `columns` words from `lane` on will want. */
+static CKF_INLINE_ void ckf_view_ask_(const ckf_view_ *v, ckf_asked_ *asked, uint32_t i,
+                                      uint32_t lane, uint32_t columns) {
+  const uint64_t mixed = ckf_view_mix_(v, asked->at[i]);
+  const uint32_t a = (uint32_t)(mixed >> 16) & v->mask;
+  const uint16_t fp = ckf_fingerprint_(mixed);
+  const uint32_t b = a ^ ckf_delta_mask_(ckf_delta_bits_(v->seed, fp), v->mask);
+  asked->fp[i] = fp;
+  asked->a[i] = ckf_view_row_(v, a) + lane;
+  asked->b[i] = ckf_view_row_(v, b) + lane;
+  CKF_PREFETCH_(asked->a[i]);
+  CKF_PREFETCH_(asked->b[i]);
+  if (columns > 8) { /* a second cache line */
+    CKF_PREFETCH_(asked->a[i] + 8);
+    CKF_PREFETCH_(asked->b[i] + 8);
+  }
 }
 
-static CKF_INLINE_ void ckf_view_rows_(const void *user, const uint32_t *at, uint32_t n,
-                                       uint32_t *rows) {
+static CKF_INLINE_ void ckf_view_ask_rows_(const void *user, ckf_asked_ *asked) {
+  const ckf_view_ *const v = (const ckf_view_ *)user;
+  uint32_t i;
+  for (i = 0; i < asked->n; i++) {
+    ckf_view_ask_(v, asked, i, 0, UINT32_C(1) << v->shift);
+  }
+}
+
+static CKF_INLINE_ void ckf_view_rows_(const void *user, const ckf_asked_ *asked, uint32_t *hits) {
   const ckf_view_ *const v = (const ckf_view_ *)user;
   const uint32_t columns = UINT32_C(1) << v->shift;
-  ckf_probe probes[CKF_ROUND_];
   uint32_t i, lane;
-  for (i = 0; i < n; i++) {
-    probes[i] = ckf_view_probe_(v, at[i]);
-    for (lane = 0; lane < columns; lane += 8) { /* a cache line */
-      CKF_PREFETCH_(ckf_view_row_(v, probes[i].a) + lane);
-      CKF_PREFETCH_(ckf_view_row_(v, probes[i].b) + lane);
-    }
-  }
-  for (i = 0; i < n; i++) {
-    const uint64_t *const a = ckf_view_row_(v, probes[i].a), *const b =
-                                                                 ckf_view_row_(v, probes[i].b);
-    rows[i] = 0;
-    for (lane = 0; lane + 4 <= columns; lane += 4) {
-      rows[i] |= ckf_quad_(a + lane, b + lane, probes[i].fp) << lane;
-    }
-    for (; lane < columns; lane++) {
-      rows[i] |= (uint32_t)ckf_view_cell_(v, &probes[i], lane) << lane;
+  for (i = 0; i < asked->n; i++) {
+    hits[i] = 0;
+    if (v->shift >= 2) {
+      for (lane = 0; lane < columns; lane += 4) {
+        hits[i] |= ckf_quad_(asked->a[i] + lane, asked->b[i] + lane, asked->fp[i]) << lane;
+      }
+    } else {
+      for (lane = 0; lane < columns; lane++) {
+        hits[i] |= ckf_lane_hit_(asked->a[i] + lane, asked->b[i] + lane, asked->fp[i]) << lane;
+      }
     }
   }
 }
 
-static CKF_INLINE_ uint32_t ckf_view_cells_(const void *user, const uint32_t *at,
-                                            const uint8_t *lane, uint32_t n) {
+static CKF_INLINE_ void ckf_view_ask_cells_(const void *user, ckf_asked_ *asked) {
   const ckf_view_ *const v = (const ckf_view_ *)user;
-  ckf_probe probes[2 * CKF_ROUND_];
-  uint32_t i, hits = 0;
-  for (i = 0; i < n; i++) { /* lanes that go together want the same position */
-    probes[i] = i > 0 && at[i] == at[i - 1] ? probes[i - 1] : ckf_view_probe_(v, at[i]);
-    CKF_PREFETCH_(ckf_view_row_(v, probes[i].a) + lane[i]);
-    CKF_PREFETCH_(ckf_view_row_(v, probes[i].b) + lane[i]);
+  uint32_t i;
+  for (i = 0; i < asked->n; i++) {
+    ckf_view_ask_(v, asked, i, asked->lane[i], 1);
   }
-  for (i = 0; i < n; i++) {
-    hits |= (uint32_t)ckf_view_cell_(v, &probes[i], lane[i]) << i;
+}
+
+static CKF_INLINE_ uint32_t ckf_view_cells_(const void *user, const ckf_asked_ *asked) {
+  uint32_t i, hits = 0;
+  (void)user;
+  for (i = 0; i < asked->n; i++) {
+    hits |= ckf_lane_hit_(asked->a[i], asked->b[i], asked->fp[i]) << i;
   }
   return hits;
+}
+
+static void ckf_view_search_(const ckf_view_ *view, uint32_t len, bool eager, uint32_t lanes,
+                             uint32_t depths[CKF_LANES]) {
+  const ckf_source_ source = {ckf_view_ask_rows_, ckf_view_rows_, ckf_view_ask_cells_,
+                              ckf_view_cells_};
+  if (view->shift == 4) { /* a constant from here on: rows of 16 without a loop */
+    ckf_view_ wide = *view;
+    wide.shift = 4;
+    ckf_search_run_(&source, &wide, len, eager, lanes, depths);
+  } else {
+    ckf_search_run_(&source, view, len, eager, lanes, depths);
+  }
 }
 
 /* ---- entry points ---- */
@@ -5463,7 +5515,7 @@ void ckf_table_find_captured(const ckf_table *table, uint32_t lanes, ckf_query *
   view.shift = table->column_shift_;
   CKF_MEMSET(out, 0, sizeof *out);
   out->lanes = lanes & table->manifest_.configured;
-  ckf_search_run_(ckf_view_rows_, ckf_view_cells_, &view, query->len_, out->lanes, out->depths);
+  ckf_view_search_(&view, query->len_, query->known_ == query->len_, out->lanes, out->depths);
 }
 
 uint32_t ckf_search(const ckf_format *format, const uint64_t *words,
@@ -5476,7 +5528,7 @@ uint32_t ckf_search(const ckf_format *format, const uint64_t *words,
   view.seed = format->seed;
   view.mask = (uint32_t)(format->bucket_count - 1);
   view.shift = 0;
-  ckf_search_run_(ckf_view_rows_, ckf_view_cells_, &view, ckf_search_len_(len), 1, depths);
+  ckf_view_search_(&view, ckf_search_len_(len), true, 1, depths);
   return depths[0];
 }
 
@@ -5485,31 +5537,37 @@ typedef struct ckf_callback_ {
   void *user;
 } ckf_callback_;
 
-static void ckf_callback_rows_(const void *user, const uint32_t *at, uint32_t n, uint32_t *rows) {
+static void ckf_callback_ask_(const void *user, ckf_asked_ *asked) {
+  (void)user;
+  (void)asked;
+}
+
+static void ckf_callback_rows_(const void *user, const ckf_asked_ *asked, uint32_t *hits) {
   const ckf_callback_ *const c = (const ckf_callback_ *)user;
   uint32_t i;
-  for (i = 0; i < n; i++) {
-    rows[i] = c->row(c->user, at[i]);
+  for (i = 0; i < asked->n; i++) {
+    hits[i] = c->row(c->user, asked->at[i]);
   }
 }
 
-static uint32_t ckf_callback_cells_(const void *user, const uint32_t *at, const uint8_t *lane,
-                                    uint32_t n) {
+static uint32_t ckf_callback_cells_(const void *user, const ckf_asked_ *asked) {
   const ckf_callback_ *const c = (const ckf_callback_ *)user;
   uint32_t i, row = 0, hits = 0;
-  for (i = 0; i < n; i++) {
-    row = i > 0 && at[i] == at[i - 1] ? row : c->row(c->user, at[i]);
-    hits |= (row >> lane[i] & 1) << i;
+  for (i = 0; i < asked->n; i++) {
+    row = i > 0 && asked->at[i] == asked->at[i - 1] ? row : c->row(c->user, asked->at[i]);
+    hits |= (row >> asked->lane[i] & 1) << i;
   }
   return hits;
 }
 
 void ckf_search_rows(ckf_row_fn row, void *user, size_t len, uint32_t lanes,
                      uint32_t depths[CKF_LANES]) {
+  const ckf_source_ source = {ckf_callback_ask_, ckf_callback_rows_, ckf_callback_ask_,
+                              ckf_callback_cells_};
   ckf_callback_ callback;
   callback.row = row;
   callback.user = user;
-  ckf_search_run_(ckf_callback_rows_, ckf_callback_cells_, &callback, ckf_search_len_(len),
+  ckf_search_run_(&source, &callback, ckf_search_len_(len), true,
                   lanes & ((UINT32_C(1) << CKF_LANES) - 1), depths);
 }
 
