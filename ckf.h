@@ -4056,35 +4056,28 @@ const char *ckf_fence_name(enum ckf_fence fence) {
 
 /* ==== cbi1 (impl) ==== */
 
-static inline uint64_t ckf_get_(const uint8_t *p, unsigned bytes) {
-  uint64_t v = 0;
-  unsigned i;
-  for (i = 0; i < bytes; i++) {
-    v |= (uint64_t)p[i] << 8 * i;
-  }
-  return v;
+static inline uint32_t ckf_get16_(const uint8_t *p) { return p[0] | (uint32_t)p[1] << 8; }
+
+static inline void ckf_put32_(uint8_t *p, uint32_t v) {
+  p[0] = (uint8_t)v;
+  p[1] = (uint8_t)(v >> 8);
+  p[2] = (uint8_t)(v >> 16);
+  p[3] = (uint8_t)(v >> 24);
 }
 
-static inline void ckf_put_(uint8_t *p, uint64_t v, unsigned bytes) {
-  unsigned i;
-  for (i = 0; i < bytes; i++) {
-    p[i] = (uint8_t)(v >> 8 * i);
-  }
-}
+#define CKF_CBI1_MAGIC_ UINT64_C(0x31494243) /* "CBI1" */
 
 static void ckf_cbi1_header_(uint8_t *out, const ckf_format *format, int kind, uint64_t dc_id,
                              uint64_t epoch, uint32_t checksum) {
-  ckf_put_(out, UINT64_C(0x31494243), 4); /* "CBI1" */
-  ckf_put_(out + 4, CKF_CBI1_WIRE_VERSION, 2);
-  ckf_put_(out + 6, (uint64_t)kind, 2);
-  ckf_put_(out + 8, CKF_FINGERPRINT_BITS, 1);
-  ckf_put_(out + 9, CKF_SLOTS_PER_BUCKET, 1);
-  ckf_put_(out + 10, CKF_FORMAT_VERSION, 2);
-  ckf_put_(out + 12, format->seed, 8);
-  ckf_put_(out + 20, format->bucket_count, 8);
-  ckf_put_(out + 28, dc_id, 8);
-  ckf_put_(out + 36, epoch, 8);
-  ckf_put_(out + 44, checksum, 4);
+  ckf_xxh3_write64(out,
+                   CKF_CBI1_MAGIC_ | (uint64_t)CKF_CBI1_WIRE_VERSION << 32 | (uint64_t)kind << 48);
+  ckf_xxh3_write64(out + 8, CKF_FINGERPRINT_BITS | CKF_SLOTS_PER_BUCKET << 8 |
+                                CKF_FORMAT_VERSION << 16); /* the seed overwrites the upper half */
+  ckf_xxh3_write64(out + 12, format->seed);
+  ckf_xxh3_write64(out + 20, format->bucket_count);
+  ckf_xxh3_write64(out + 28, dc_id);
+  ckf_xxh3_write64(out + 36, epoch);
+  ckf_put32_(out + 44, checksum);
 }
 
 size_t ckf_cbi1_delta_size(size_t image_count) {
@@ -4098,8 +4091,7 @@ static ptrdiff_t ckf_cbi1_delta_seal_(const ckf_format *format, uint64_t dc_id, 
                                       uint64_t epoch, size_t image_count, uint8_t *out) {
   const size_t size = ckf_cbi1_delta_size(image_count);
   uint8_t *const body = out + CKF_CBI1_HEADER_BYTES;
-  ckf_put_(body, base_epoch, 8);
-  ckf_put_(body + 8, image_count, 4);
+  ckf_xxh3_write64(body, base_epoch);
   ckf_cbi1_header_(out, format, CKF_CBI1_DELTA, dc_id, epoch,
                    (uint32_t)ckf_xxh3_64(body, size - CKF_CBI1_HEADER_BYTES, 0));
   return (ptrdiff_t)size;
@@ -4109,7 +4101,10 @@ ptrdiff_t ckf_cbi1_delta_encode(const ckf_format *format, uint64_t dc_id, uint64
                                 uint64_t epoch, const ckf_image *images, size_t image_count,
                                 uint8_t *out, size_t cap) {
   const size_t size = ckf_cbi1_delta_size(image_count);
-  uint8_t *at = out + CKF_CBI1_DELTA_PREFIX_BYTES;
+  uint8_t *const body = out + CKF_CBI1_HEADER_BYTES;
+  uint8_t *at = body + 8;
+  uint64_t rest = image_count; /* the next four bytes */
+  uint32_t largest = 0;
   size_t i;
   if (ckf_format_check(format) != CKF_OK) {
     return CKF_ERR_FORMAT_BUCKET_COUNT;
@@ -4117,16 +4112,29 @@ ptrdiff_t ckf_cbi1_delta_encode(const ckf_format *format, uint64_t dc_id, uint64
   if (size == 0) {
     return CKF_ERR_DELTA_IMAGE_COUNT;
   }
-  for (i = 0; i < image_count; i++) {
-    if (images[i].bucket >= format->bucket_count) {
-      return CKF_ERR_BUCKET_INDEX;
-    }
-  }
   if (size > cap) {
     return CKF_ERR_NOSPACE;
   }
-  for (i = 0; i < image_count; i++, at += CKF_CBI1_IMAGE_BYTES) {
-    ckf_image_put_(at, images[i].bucket, images[i].word);
+  /* Pieces of eight bytes as the checksum reads them: in others, what was just written is slow to
+   * read. Two images fill three of them, after the four bytes that the count or an image left. */
+  for (i = 0; i + 1 < image_count; i += 2, at += 24) {
+    const ckf_image first = images[i], second = images[i + 1];
+    ckf_xxh3_write64(at, rest | (uint64_t)first.bucket << 32);
+    ckf_xxh3_write64(at + 8, first.word);
+    ckf_xxh3_write64(at + 16, second.bucket | second.word << 32);
+    rest = second.word >> 32;
+    largest = first.bucket > largest ? first.bucket : largest;
+    largest = second.bucket > largest ? second.bucket : largest;
+  }
+  if (i < image_count) {
+    ckf_xxh3_write64(at, rest | (uint64_t)images[i].bucket << 32);
+    ckf_xxh3_write64(at + 8, images[i].word);
+    largest = images[i].bucket > largest ? images[i].bucket : largest;
+  } else {
+    ckf_put32_(at, (uint32_t)rest);
+  }
+  if (largest >= format->bucket_count) {
+    return CKF_ERR_BUCKET_INDEX;
   }
   return ckf_cbi1_delta_seal_(format, dc_id, base_epoch, epoch, image_count, out);
 }
@@ -4143,6 +4151,7 @@ ptrdiff_t ckf_cbi1_batch_encode(const ckf_format *format, uint64_t dc_id, uint64
   if (size > cap) {
     return CKF_ERR_NOSPACE;
   }
+  ckf_put32_(out + CKF_CBI1_HEADER_BYTES + 8, (uint32_t)batch->image_count);
   CKF_MEMCPY(out + CKF_CBI1_DELTA_PREFIX_BYTES, batch->images, size - CKF_CBI1_DELTA_PREFIX_BYTES);
   return ckf_cbi1_delta_seal_(format, dc_id, base_epoch, epoch, batch->image_count, out);
 }
@@ -4191,9 +4200,9 @@ static int ckf_cbi1_chunk_begin_(const ckf_format *format, size_t word_count,
   if (cap < ckf_cbi1_snapshot_size(format, chunk_buckets, chunk_index)) {
     return CKF_ERR_NOSPACE;
   }
-  ckf_put_(body, chunk_index, 4);
-  ckf_put_(body + 4, ckf_cbi1_chunk_count(format, chunk_buckets), 4);
-  ckf_put_(body + 8, (uint64_t)chunk_index * chunk_buckets, 8);
+  ckf_put32_(body, chunk_index);
+  ckf_put32_(body + 4, ckf_cbi1_chunk_count(format, chunk_buckets));
+  ckf_xxh3_write64(body + 8, (uint64_t)chunk_index * chunk_buckets);
   return CKF_OK;
 }
 
@@ -4216,7 +4225,7 @@ ptrdiff_t ckf_cbi1_snapshot_encode(const ckf_format *format, uint64_t dc_id, uin
   {
     uint32_t i;
     for (i = 0; i < n; i++) {
-      ckf_put_(to + (size_t)i * 8, from[i], 8);
+      ckf_xxh3_write64(to + (size_t)i * 8, from[i]);
     }
   }
 #endif
@@ -4285,27 +4294,25 @@ static int ckf_cbi1_refuse_(ckf_cbi1_frame *view, int err, uint64_t detail) {
 
 static int ckf_cbi1_delta_body_(ckf_cbi1_frame *view, const uint8_t *body, size_t len) {
   uint64_t count;
-  uint32_t i;
+  uint32_t largest = 0, i;
   if (len < 12) {
     return CKF_ERR_MALFORMED;
   }
-  count = ckf_get_(body + 8, 4);
+  count = ckf_xxh3_read32(body + 8);
   if (count > CKF_CBI1_MAX_IMAGES) {
     return ckf_cbi1_refuse_(view, CKF_ERR_DELTA_IMAGE_COUNT, count);
   }
   if (len - 12 != count * CKF_CBI1_IMAGE_BYTES) {
     return CKF_ERR_MALFORMED;
   }
-  view->base_epoch = ckf_get_(body, 8);
+  view->base_epoch = ckf_xxh3_read64(body);
   view->image_count = (uint32_t)count;
   view->data = body + 12;
-  for (i = 0; i < view->image_count; i++) {
-    if (ckf_xxh3_read32(view->data + (size_t)i * CKF_CBI1_IMAGE_BYTES) >=
-        view->format.bucket_count) {
-      return CKF_ERR_MALFORMED;
-    }
+  for (i = 0; i < count; i++) {
+    const uint32_t bucket = (uint32_t)ckf_xxh3_read32(body + 12 + (size_t)i * CKF_CBI1_IMAGE_BYTES);
+    largest = bucket > largest ? bucket : largest;
   }
-  return CKF_OK;
+  return count == 0 || largest < view->format.bucket_count ? CKF_OK : CKF_ERR_MALFORMED;
 }
 
 static int ckf_cbi1_snapshot_body_(ckf_cbi1_frame *view, const uint8_t *body, size_t len) {
@@ -4313,9 +4320,9 @@ static int ckf_cbi1_snapshot_body_(ckf_cbi1_frame *view, const uint8_t *body, si
   if (len < 16) {
     return CKF_ERR_MALFORMED;
   }
-  view->chunk_index = (uint32_t)ckf_get_(body, 4);
-  view->chunk_count = (uint32_t)ckf_get_(body + 4, 4);
-  view->bucket_offset = ckf_get_(body + 8, 8);
+  view->chunk_index = (uint32_t)ckf_xxh3_read32(body);
+  view->chunk_count = (uint32_t)ckf_xxh3_read32(body + 4);
+  view->bucket_offset = ckf_xxh3_read64(body + 8);
   if (view->chunk_index >= view->chunk_count || (len - 16) % 8 != 0) {
     return CKF_ERR_MALFORMED;
   }
@@ -4336,7 +4343,10 @@ int ckf_cbi1_decode(const ckf_format *expected, const uint8_t *bytes, size_t len
                     ckf_cbi1_frame *view) {
   const uint8_t *body;
   uint64_t v;
-  CKF_MEMSET(view, 0, sizeof *view);
+  /* What the frame's kind does not have; field by field, since clearing all of them takes a fifth
+   * of the time of a small delta. */
+  view->base_epoch = view->bucket_offset = view->detail = 0;
+  view->image_count = view->chunk_index = view->chunk_count = view->word_count = 0;
   if (len < CKF_CBI1_HEADER_BYTES) {
     return ckf_cbi1_refuse_(view, CKF_ERR_TRUNCATED, len);
   }
@@ -4344,22 +4354,23 @@ int ckf_cbi1_decode(const ckf_format *expected, const uint8_t *bytes, size_t len
   if (len > CKF_CBI1_MAX_FRAME_BYTES) {
     return ckf_cbi1_refuse_(view, CKF_ERR_FRAME_TOO_LARGE, len);
   }
-  if (ckf_get_(bytes, 4) != UINT64_C(0x31494243)) {
+  if (ckf_xxh3_read32(bytes) != CKF_CBI1_MAGIC_) {
     return CKF_ERR_MAGIC;
   }
-  v = ckf_get_(bytes + 4, 2);
+  v = ckf_get16_(bytes + 4);
   if (v != CKF_CBI1_WIRE_VERSION) {
     return ckf_cbi1_refuse_(view, CKF_ERR_WIRE_VERSION, v);
   }
-  if (ckf_get_(bytes + 44, 4) != (ckf_xxh3_64(body, len - CKF_CBI1_HEADER_BYTES, 0) & UINT32_MAX)) {
+  if (ckf_xxh3_read32(bytes + 44) !=
+      (ckf_xxh3_64(body, len - CKF_CBI1_HEADER_BYTES, 0) & UINT32_MAX)) {
     return CKF_ERR_CHECKSUM;
   }
-  view->format.seed = ckf_get_(bytes + 12, 8);
-  view->format.bucket_count = ckf_get_(bytes + 20, 8);
+  view->format.seed = ckf_xxh3_read64(bytes + 12);
+  view->format.bucket_count = ckf_xxh3_read64(bytes + 20);
   if (view->format.bucket_count > SIZE_MAX) {
     return CKF_ERR_MALFORMED;
   }
-  v = ckf_get_(bytes + 10, 2);
+  v = ckf_get16_(bytes + 10);
   if (v != CKF_FORMAT_VERSION) {
     return ckf_cbi1_refuse_(view, CKF_ERR_FORMAT_VERSION, v);
   }
@@ -4372,9 +4383,9 @@ int ckf_cbi1_decode(const ckf_format *expected, const uint8_t *bytes, size_t len
   if (view->format.seed != expected->seed || view->format.bucket_count != expected->bucket_count) {
     return CKF_ERR_FORMAT_MISMATCH;
   }
-  view->dc_id = ckf_get_(bytes + 28, 8);
-  view->epoch = ckf_get_(bytes + 36, 8);
-  v = ckf_get_(bytes + 6, 2);
+  view->dc_id = ckf_xxh3_read64(bytes + 28);
+  view->epoch = ckf_xxh3_read64(bytes + 36);
+  v = ckf_get16_(bytes + 6);
   view->kind = (int)v;
   if (v == CKF_CBI1_DELTA) {
     return ckf_cbi1_delta_body_(view, body, len - CKF_CBI1_HEADER_BYTES);
