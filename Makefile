@@ -175,6 +175,10 @@ bench: deps-bench ## run every bench/bench_*, one JSON line per figure
 	@$(MAKE) --no-print-directory -s BUILD=$(BUILD)/release CC=gcc CFLAGS='-O3 -g' benches >&2
 	@for program in $(BENCH_SRC:bench/%.c=$(BUILD)/release/bench/%); do $$program || exit 1; done
 
+bench-peers: deps-bench ## ours beside the peer's on one core: ratios, goals (BENCH_PEER=PATH; see bench/README.md)
+	@$(MAKE) --no-print-directory -s BUILD=$(BUILD)/release CC=gcc CFLAGS='-O3 -g' benches >&2
+	@scripts/bench-peers $(BUILD)/release/bench
+
 benches: $(BENCHES)
 
 # ---- housekeeping ----
@@ -207,6 +211,6 @@ help: ## this list
 	@sed -n 's/^\([a-z-]*\):.* ## \(.*\)/\1|\2/p' Makefile | awk -F'|' '{ printf "  make %-13s %s\n", $$1, $$2 }'
 
 FORCE:
-.PHONY: all tests fuzzers test check fuzz coverage demo bench benches format format-check firmware toc deps deps-build deps-bench deps-check clean help FORCE
+.PHONY: all tests fuzzers test check fuzz coverage demo bench bench-peers benches format format-check firmware toc deps deps-build deps-bench deps-check clean help FORCE
 
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)

@@ -4086,7 +4086,7 @@ size_t ckf_cbi1_delta_size(size_t image_count) {
              : 0;
 }
 
-/* Writes what is in front of the images, which are there; returns the bytes of the frame. */
+/* Completes a frame whose count and images are there; returns its bytes. */
 static ptrdiff_t ckf_cbi1_delta_seal_(const ckf_format *format, uint64_t dc_id, uint64_t base_epoch,
                                       uint64_t epoch, size_t image_count, uint8_t *out) {
   const size_t size = ckf_cbi1_delta_size(image_count);

@@ -4,44 +4,24 @@
  * What does a consumer take in, and what does an answer cost? Deltas of 16 and 4 096 images and
  * snapshot chunks as decoded messages, into a filter of 524 288 buckets; queries of 512 blocks over
  * 1, 16 and 256 live pools of 128 KiB each, and the refusal of an unknown name; installing a
- * catalog of 256 pools. One JSON line per figure, the best of several rounds.
+ * catalog of 256 pools.
  */
 
+#include "bench.h"
 #include "kvrelay.h"
 
-#include <inttypes.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <time.h>
-
-enum { POOLS = 256, ROUNDS = 7, BLOCK = 16, TOKENS = 512 * BLOCK };
+enum { POOLS = 256, BLOCK = 16, TOKENS = 512 * BLOCK, QUERIES = 100, CATALOGS = 10, DELTAS = 64 };
 
 static kvrelay_consumer consumer;
 static kvrelay_descriptor pools[POOLS];
 static uint32_t calls[POOLS], watch;
 static void *replicas[POOLS];
-static uint8_t frames[64][65536];
+static uint8_t frames[DELTAS][65536];
 static uint8_t chunk_bytes[CKF_CBI1_MAX_FRAME_BYTES];
 static uint64_t words[1 << 20];
 static uint32_t tokens[TOKENS];
 static uint64_t scratch[TOKENS];
 static kvrelay_answer answers[POOLS];
-
-static uint64_t now_ns(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
-
-static void print(const char *bench, double value, const char *unit) {
-  printf("{\"bench\":\"consumer_%s\",\"value\":%.4g,\"unit\":\"%s\"}\n", bench, value, unit);
-}
-
-static void need(bool ok) {
-  if (!ok)
-    abort();
-}
 
 static const kvrelay_envelope envelope = {1, true, {17, 23}, KVRELAY_CONTRACT_MARKER};
 
@@ -88,14 +68,14 @@ static void describe(uint32_t count, uint32_t served, uint64_t buckets) {
   }
 }
 
-static void run(void) {
+static void run_actions(void) {
   kvrelay_action a;
   while (kvrelay_consumer_action_next(&consumer, 1, &a))
     if (a.kind == KVRELAY_ACTION_REPLICA_NEED) {
       free(replicas[a.pool]);
       replicas[a.pool] = malloc(a.bytes);
-      need(kvrelay_consumer_replica_give(&consumer, a.pool, replicas[a.pool], a.bytes, 1) ==
-           KVRELAY_OK);
+      bench_need(kvrelay_consumer_replica_give(&consumer, a.pool, replicas[a.pool], a.bytes, 1) ==
+                 KVRELAY_OK);
     } else if (a.kind == KVRELAY_ACTION_CALL) {
       if (a.request.method == KVRELAY_METHOD_WATCH_CATALOG)
         watch = a.call;
@@ -106,22 +86,22 @@ static void run(void) {
 
 static void catalog(uint64_t revision, uint32_t count) {
   const kvrelay_catalog_update u = {envelope, revision, true, pools, count};
-  need(kvrelay_consumer_feed_catalog(&consumer, watch, &u, 1) == KVRELAY_OK);
+  bench_need(kvrelay_consumer_feed_catalog(&consumer, watch, &u, 1) == KVRELAY_OK);
 }
 
 /* A new connection with these pools, all subscribed. */
 static void connect(uint32_t count, uint32_t served, uint64_t buckets) {
   kvrelay_consumer_connected(&consumer, 1);
-  run();
+  run_actions();
   describe(count, served, buckets);
   catalog(1, count);
-  run();
+  run_actions();
 }
 
 static kvrelay_filter_update frame(uint32_t pool, int32_t kind, uint64_t base, uint64_t sequence,
                                    const uint8_t *bytes, ptrdiff_t len) {
   kvrelay_filter_update u;
-  need(len >= 0);
+  bench_need(len >= 0);
   memset(&u, 0, sizeof u);
   u.envelope = envelope;
   u.producer = pools[pool].producer;
@@ -133,44 +113,43 @@ static kvrelay_filter_update frame(uint32_t pool, int32_t kind, uint64_t base, u
   return u;
 }
 
-/* A whole snapshot of pool i; returns the time spent in the consumer. */
-static uint64_t snapshot(uint32_t i, uint32_t chunk) {
+/* A whole snapshot of pool i; returns the nanoseconds spent in the consumer. */
+static double snapshot(uint32_t i, uint32_t chunk) {
   const ckf_format format = {0, pools[i].producer.ckf_format.bucket_count};
-  uint64_t spent = 0;
+  double spent = 0;
   for (uint32_t n = 0; n < ckf_cbi1_chunk_count(&format, chunk); n++) {
     const kvrelay_filter_update u =
         frame(i, KVRELAY_UPDATE_SNAPSHOT_CHUNK, 0, 0, chunk_bytes,
               ckf_cbi1_snapshot_encode(&format, 0, 0, words, (size_t)format.bucket_count, chunk, n,
                                        chunk_bytes, sizeof chunk_bytes));
-    const uint64_t start = now_ns();
-    need(kvrelay_consumer_feed_filter(&consumer, calls[i], &u, 1) == KVRELAY_OK);
-    spent += now_ns() - start;
+    const double start = bench_cpu_ns();
+    bench_need(kvrelay_consumer_feed_filter(&consumer, calls[i], &u, 1) == KVRELAY_OK);
+    spent += bench_cpu_ns() - start;
   }
   kvrelay_pool_view view;
-  need(kvrelay_consumer_pool_get(&consumer, i, 1, &view) == KVRELAY_OK && view.words != NULL);
+  bench_need(kvrelay_consumer_pool_get(&consumer, i, 1, &view) == KVRELAY_OK && view.words != NULL);
   return spent;
 }
 
 static void bench_snapshots(void) {
-  uint64_t best = UINT64_MAX;
-  for (int r = 0; r < ROUNDS; r++) {
+  bench_sample rate = {0};
+  for (int run = 0; run < BENCH_RUNS; run++) {
     connect(1, 1, 1 << 20);
-    const uint64_t spent = snapshot(0, 262144);
-    best = spent < best ? spent : best;
+    bench_add(&rate, 8.0 * (1 << 20) / snapshot(0, 262144));
   }
-  print("snapshot", 8.0 * (1 << 20) / (double)best, "GB/s");
+  bench_print(&rate, "GB/s", "consumer_snapshot");
 }
 
 /* The 64 frames are prepared for one run of sequences, so that only the consumer is measured. */
 static void bench_deltas(uint32_t images_len) {
   static ckf_image images[4096];
   const ckf_format format = {0, 1 << 19};
-  uint64_t best = UINT64_MAX;
-  for (int r = 0; r < ROUNDS * 8; r++) {
-    kvrelay_filter_update u[64];
+  bench_sample rate = {0}, images_rate = {0};
+  for (int run = 0; run < BENCH_RUNS; run++) {
+    kvrelay_filter_update u[DELTAS];
     connect(1, 1, format.bucket_count);
     (void)snapshot(0, 524288);
-    for (uint64_t s = 0; s < 64; s++) {
+    for (uint64_t s = 0; s < DELTAS; s++) {
       for (uint32_t i = 0; i < images_len; i++) {
         images[i].bucket = (uint32_t)((s * 4096 + i) * 2654435761u) & ((1 << 19) - 1);
         images[i].word = s;
@@ -179,82 +158,86 @@ static void bench_deltas(uint32_t images_len) {
                    ckf_cbi1_delta_encode(&format, 0, s, s + 1, images, images_len, frames[s],
                                          sizeof frames[s]));
     }
-    const uint64_t start = now_ns();
-    for (uint32_t s = 0; s < 64; s++)
-      need(kvrelay_consumer_feed_filter(&consumer, calls[0], &u[s], 1) == KVRELAY_OK);
-    const uint64_t spent = now_ns() - start;
-    best = spent < best ? spent : best;
+    const double start = bench_cpu_ns();
+    for (uint32_t s = 0; s < DELTAS; s++)
+      bench_need(kvrelay_consumer_feed_filter(&consumer, calls[0], &u[s], 1) == KVRELAY_OK);
+    const double spent = bench_cpu_ns() - start;
+    bench_add(&rate, DELTAS * 1e9 / spent);
+    bench_add(&images_rate, DELTAS * 1e3 * images_len / spent);
     kvrelay_pool_view view;
-    need(kvrelay_consumer_pool_get(&consumer, 0, 1, &view) == KVRELAY_OK && view.deltas == 64);
+    bench_need(kvrelay_consumer_pool_get(&consumer, 0, 1, &view) == KVRELAY_OK &&
+               view.deltas == DELTAS);
   }
-  char name[32];
-  snprintf(name, sizeof name, "deltas_of_%u", images_len);
-  print(name, 64e9 / (double)best, "1/s");
-  snprintf(name, sizeof name, "images_of_%u", images_len);
-  print(name, 64e3 * images_len / (double)best, "M/s");
+  bench_print(&rate, "1/s", "consumer_deltas_of_%u", images_len);
+  bench_print(&images_rate, "M/s", "consumer_images_of_%u", images_len);
 }
 
-static double query_us(const char *model, ptrdiff_t want) {
+static void query(bench_sample *us, const char *model, ptrdiff_t want) {
   kvrelay_query q;
-  uint64_t best = UINT64_MAX;
   memset(&q, 0, sizeof q);
   q.model.ptr = (const uint8_t *)model;
   q.model.len = strlen(model);
   q.tokens = tokens;
   q.tokens_len = TOKENS;
-  for (int r = 0; r < ROUNDS * 20; r++) {
-    const uint64_t start = now_ns();
-    need(kvrelay_consumer_query(&consumer, &q, answers, POOLS, scratch, TOKENS, 1) == want);
-    const uint64_t spent = now_ns() - start;
-    best = spent < best ? spent : best;
+  for (int run = 0; run < BENCH_RUNS; run++) {
+    const double start = bench_cpu_ns();
+    for (int i = 0; i < QUERIES; i++)
+      bench_need(kvrelay_consumer_query(&consumer, &q, answers, POOLS, scratch, TOKENS, 1) == want);
+    bench_add(us, (bench_cpu_ns() - start) / 1e3 / QUERIES);
   }
-  return (double)best / 1e3;
 }
 
 /* All pools hold a different depth of the prompt. */
 static void bench_queries(uint32_t served) {
   const ckf_format format = {0, 1 << 14};
   static ckf_image log[CKF_MAX_KICKS + 1];
-  char name[48];
+  bench_sample us = {0};
   size_t n;
   connect(POOLS, served, format.bucket_count);
-  need(hashfmt_blocks(HASHFMT_FORMAT_STANDARD, BLOCK, HASHFMT_CHAIN_SEED, tokens, TOKENS, NULL,
-                      scratch, TOKENS, &n) == HASHFMT_OK);
+  bench_need(hashfmt_blocks(HASHFMT_FORMAT_STANDARD, BLOCK, HASHFMT_CHAIN_SEED, tokens, TOKENS,
+                            NULL, scratch, TOKENS, &n) == HASHFMT_OK);
   for (uint32_t i = 0; i < served; i++) {
     ckf_filter filter;
     memset(words, 0, (size_t)format.bucket_count * 8);
-    need(ckf_filter_init(&filter, &format, 500, words, log, NULL) == CKF_OK);
+    bench_need(ckf_filter_init(&filter, &format, 500, words, log, NULL) == CKF_OK);
     for (uint64_t key = 0; key < 50000; key++)
-      need(ckf_filter_insert(&filter, key) == CKF_OK);
+      bench_need(ckf_filter_insert(&filter, key) == CKF_OK);
     for (size_t k = 0; k < n * (i + 1) / served; k++)
-      need(ckf_filter_insert(&filter, scratch[k]) == CKF_OK);
+      bench_need(ckf_filter_insert(&filter, scratch[k]) == CKF_OK);
     (void)snapshot(i, 16384);
   }
-  snprintf(name, sizeof name, "query_512_blocks_%u_pools", served);
-  print(name, query_us("llama", served), "us");
-  need(answers[0].state == KVRELAY_ANSWER_KNOWN && answers[0].depth_blocks >= 512);
-  if (served == 1)
-    print("query_unknown_name", query_us("gemma", KVRELAY_ERR_NOT_FOUND), "us");
+  query(&us, "llama", served);
+  bench_need(answers[0].state == KVRELAY_ANSWER_KNOWN && answers[0].depth_blocks >= 512);
+  bench_print(&us, "us", "consumer_query_512_blocks_%u_pools", served);
+  if (served == 1) {
+    query(&us, "gemma", KVRELAY_ERR_NOT_FOUND);
+    bench_print(&us, "us", "consumer_query_unknown_name");
+  }
 }
 
 static void bench_catalogs(void) {
-  uint64_t best = UINT64_MAX;
+  bench_sample us = {0};
+  uint64_t revision = 1;
   connect(POOLS, 16, 1 << 10);
-  for (uint64_t r = 0; r < ROUNDS * 10; r++) {
-    const uint64_t start = now_ns();
-    catalog(r + 2, POOLS);
-    const uint64_t spent = now_ns() - start;
-    best = spent < best ? spent : best;
-    run();
+  for (int run = 0; run < BENCH_RUNS; run++) {
+    double spent = 0;
+    for (int i = 0; i < CATALOGS; i++) {
+      const double start = bench_cpu_ns();
+      catalog(++revision, POOLS);
+      spent += bench_cpu_ns() - start;
+      run_actions();
+    }
+    bench_add(&us, spent / 1e3 / CATALOGS);
   }
-  print("catalog_of_256_pools", (double)best / 1e3, "us");
+  bench_print(&us, "us", "consumer_catalog_of_256_pools");
 }
 
 int main(void) {
+  bench_start();
   const kvrelay_consumer_config cfg = kvrelay_consumer_config_default();
   const size_t len = kvrelay_consumer_mem_size(&cfg);
   void *const mem = malloc(len);
-  need(kvrelay_consumer_init(&consumer, &cfg, mem, len, 1) == KVRELAY_OK);
+  bench_need(kvrelay_consumer_init(&consumer, &cfg, mem, len, 1) == KVRELAY_OK);
   for (uint32_t i = 0; i < TOKENS; i++)
     tokens[i] = i * 7919;
   for (uint32_t i = 0; i < 1 << 20; i++)

@@ -4,10 +4,9 @@
  * whole snapshot of the default filter (4 MiB), and how many deltas of 16 buckets a second arrive
  * and are applied.  Medians of the runs.
  */
+#include "bench.h"
+
 #include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -18,7 +17,6 @@
 
 #define EXPECTED_BLOCKS 1048576
 #define FILL_BLOCKS 524288
-#define RUNS 7
 #define DELTAS 200000u
 #define OUTSTANDING 4096u /* deltas on their way at once; the queue has room for them */
 
@@ -183,40 +181,29 @@ static kvrelay_pool_view side_live(side *c) {
   }
 }
 
-static int by_value(const void *a, const void *b) {
-  double x = *(const double *)a, y = *(const double *)b;
-  return (x > y) - (x < y);
-}
-
-static void print_median(const char *bench, double *values, size_t n, const char *unit) {
-  qsort(values, n, sizeof *values, by_value);
-  printf("{\"bench\":\"%s\",\"value\":%.3f,\"unit\":\"%s\"}\n", bench, values[n / 2], unit);
-  fflush(stdout);
-}
-
 static void ask(uint16_t port) {
-  double ms[RUNS], rate[RUNS];
+  bench_sample ms = {0}, rate = {0};
   static side c;
-  for (int i = 0; i < RUNS; i++) {
+  for (int i = 0; i < BENCH_RUNS; i++) {
     side_open(&c, port);
     uint64_t start = side_now(&c);
     (void)side_live(&c);
-    ms[i] = (double)(side_now(&c) - start) / 1e6;
-    if (i + 1 < RUNS)
+    bench_add(&ms, (double)(side_now(&c) - start) / 1e6);
+    if (i + 1 < BENCH_RUNS)
       side_close(&c);
   }
-  print_median("connect_to_first_snapshot_4MiB", ms, RUNS, "ms");
-  for (int i = 0; i < RUNS; i++) {
+  bench_print(&ms, "ms", "connect_to_first_snapshot_4MiB");
+  for (int i = 0; i < BENCH_RUNS; i++) {
     kvrelay_pool_view v = side_live(&c);
     uint64_t from = v.deltas, lives = v.snapshots, start = side_now(&c);
-    while (v.deltas < from + DELTAS / RUNS) {
+    while (v.deltas < from + DELTAS / BENCH_RUNS) {
       side_turn(&c);
       v = side_live(&c);
       must(v.snapshots == lives, "the subscriber lagged");
     }
-    rate[i] = (double)(v.deltas - from) / ((double)(side_now(&c) - start) / 1e9);
+    bench_add(&rate, (double)(v.deltas - from) * 1e9 / (double)(side_now(&c) - start));
   }
-  print_median("delta_stream_16_buckets", rate, RUNS, "messages/s");
+  bench_print(&rate, "messages/s", "delta_stream_16_buckets");
   side_close(&c);
 }
 
