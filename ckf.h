@@ -1400,7 +1400,11 @@ CKF_XXH3_FN uint64_t ckf_xxh3_64(const void *data, size_t len, uint64_t seed) {
 #if defined(__GNUC__)
 #define CKF_PREFETCH_(P) __builtin_prefetch(P)
 #define CKF_PREFETCH_WRITE_(P) __builtin_prefetch((P), 1)
+#ifdef __OPTIMIZE_SIZE__
+#define CKF_INLINE_ inline
+#else
 #define CKF_INLINE_ inline __attribute__((always_inline))
+#endif
 #define CKF_UNLIKELY_(X) __builtin_expect(!!(X), 0)
 #else
 #define CKF_PREFETCH_(P) ((void)(P))
@@ -5484,13 +5488,15 @@ static void ckf_view_search_(const ckf_view_ *view, uint32_t len, bool eager, ui
                              uint32_t depths[CKF_LANES]) {
   const ckf_source_ source = {ckf_view_ask_rows_, ckf_view_rows_, ckf_view_ask_cells_,
                               ckf_view_cells_};
+#ifndef __OPTIMIZE_SIZE__
   if (view->shift == 4) { /* a constant from here on: rows of 16 without a loop */
     ckf_view_ wide = *view;
     wide.shift = 4;
     ckf_search_run_(&source, &wide, len, eager, lanes, depths);
-  } else {
-    ckf_search_run_(&source, view, len, eager, lanes, depths);
+    return;
   }
+#endif
+  ckf_search_run_(&source, view, len, eager, lanes, depths);
 }
 
 /* ---- entry points ---- */
