@@ -36,6 +36,7 @@
  * whole request
  * engine data
  * blake3
+ * engine hashes (with HASHFMT_ENGINE_HASHES)
  */
 
 /* ==== conventions and trust ==== */
@@ -70,6 +71,8 @@
  * HASHFMT_XXH3_64(data, len, seed): replaces the built-in XXH3 wherever the input is in one piece,
  * for instance by XXH3_64bits_withSeed of the xxHash library. Must give equal results. Default: not
  * defined.
+ *
+ * HASHFMT_ENGINE_HASHES: the part of that name, for doubles of engines. Default: not defined.
  *
  * HASHFMT_BYTEWISE: assume no byte order, read all input byte by byte. Slower, same results.
  * Default: not defined; little-endian hosts are recognised.
@@ -167,7 +170,7 @@ enum {
   HASHFMT_ERR_ARG = -301,         /* the caller's mistake: NULL, or a block size of 0 */
   HASHFMT_ERR_NOSPACE = -302,     /* the output array is too short; what is in it is valid */
   HASHFMT_ERR_UNSUPPORTED = -303, /* no known hash format */
-  HASHFMT_ERR_LIMIT = -304        /* more than HASHFMT_MM_MAX objects in a block */
+  HASHFMT_ERR_LIMIT = -304        /* more in a block than is taken, HASHFMT_MM_MAX objects */
 };
 
 /** Short English text for a code of this header; never NULL, static storage. */
@@ -310,6 +313,64 @@ HASHFMT_API void hashfmt_blake3_update(hashfmt_blake3_state *state, const uint8_
 /** Hash of everything taken so far; the state is unchanged and may take more. */
 HASHFMT_API void hashfmt_blake3_final(const hashfmt_blake3_state *state, uint8_t out[32]);
 
+#ifdef HASHFMT_ENGINE_HASHES
+/* ==== engine hashes ==== */
+/*
+ * The ids that engines give to blocks, for doubles of engines: nothing in a relay or a query
+ * computes them. hashfmt_external_read makes the id of an event out of a digest: SGLang's from its
+ * first 8 bytes, sent as a signed number; vLLM's from its last 8, at digest + 24. TensorRT-LLM's
+ * ids have no published form; a double may send any that depend on the blocks before.
+ */
+
+/* SHA-256 of input that comes in pieces. Private members, size may change. */
+typedef struct hashfmt_sha256_state {
+  uint64_t len_;      /* bytes so far; what the last block lacks is in block_ */
+  uint32_t value_[8]; /* of all whole blocks */
+  uint8_t block_[64];
+} hashfmt_sha256_state;
+
+/* UTF-8 text as its bytes are; NULL is fine when len is 0. */
+typedef struct hashfmt_text {
+  const uint8_t *bytes;
+  size_t len;
+} hashfmt_text;
+
+/** SHA-256 of \p len bytes; NULL allowed for 0. */
+HASHFMT_API void hashfmt_sha256(const uint8_t *data, size_t len, uint8_t out[32]);
+
+/** Begins a hash of input in pieces. */
+HASHFMT_API void hashfmt_sha256_init(hashfmt_sha256_state *state);
+
+/** Takes the next piece, which may be empty. */
+HASHFMT_API void hashfmt_sha256_update(hashfmt_sha256_state *state, const uint8_t *data,
+                                       size_t len);
+
+/** Hash of everything taken so far; the state is unchanged and may take more. */
+HASHFMT_API void hashfmt_sha256_final(const hashfmt_sha256_state *state, uint8_t out[32]);
+
+/** The value that stands for the parent of vLLM's first block: hash of the seed string, which is
+    PYTHONHASHSEED or, since 0.29, "vllm-none-hash".
+    \returns HASHFMT_OK; HASHFMT_ERR_LIMIT: above about 64 KiB, \p digest unchanged;
+   HASHFMT_ERR_ARG.
+ */
+HASHFMT_API HASHFMT_MUST_USE int hashfmt_vllm_root(hashfmt_text seed, uint8_t digest[32]);
+
+/** Digest of a vLLM block under \p parent, a digest or the root value; the two may be the same
+    memory. \p keys are the block's extra keys as far as they are strings, in vLLM's order: the name
+    of a LoRA, and the salt in the first block of a prompt; no keys are Python's None. Not for keys
+    that are equal, because vLLM's bytes then depend on where the strings came from.
+    \returns as hashfmt_vllm_root; the limit is for the block and its keys. */
+HASHFMT_API HASHFMT_MUST_USE int hashfmt_vllm_block(const uint8_t parent[32],
+                                                    const uint32_t *tokens, size_t token_count,
+                                                    const hashfmt_text *keys, size_t key_count,
+                                                    uint8_t digest[32]);
+
+/** Digest of an SGLang page under \p parent, NULL for the first page; it may be the same memory as
+    \p digest. A page of token pairs has both numbers of each pair. */
+HASHFMT_API void hashfmt_sglang_page(const uint8_t *parent, const uint32_t *tokens,
+                                     size_t token_count, uint8_t digest[32]);
+#endif
+
 #ifdef __cplusplus
 }
 #endif
@@ -344,7 +405,7 @@ HASHFMT_IMPL_API_ const char *hashfmt_strerror(int err) {
   case HASHFMT_ERR_UNSUPPORTED:
     return "unknown hash format";
   case HASHFMT_ERR_LIMIT:
-    return "too many multimodal objects in one block";
+    return "too much in one block";
   default:
     return "unknown error";
   }
@@ -1326,6 +1387,285 @@ HASHFMT_IMPL_API_ void hashfmt_blake3_final(const hashfmt_blake3_state *state, u
     out[i] = (uint8_t)(cv[i / 4] >> 8 * (i % 4));
   }
 }
+
+#ifdef HASHFMT_ENGINE_HASHES
+/* ==== engine hashes (impl) ==== */
+
+static const uint32_t hashfmt_sha256_start_[8] = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a,
+                                                  0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
+
+static const uint32_t hashfmt_sha256_rounds_[64] = {
+    0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1, 0x923f82a4, 0xab1c5ed5,
+    0xd807aa98, 0x12835b01, 0x243185be, 0x550c7dc3, 0x72be5d74, 0x80deb1fe, 0x9bdc06a7, 0xc19bf174,
+    0xe49b69c1, 0xefbe4786, 0x0fc19dc6, 0x240ca1cc, 0x2de92c6f, 0x4a7484aa, 0x5cb0a9dc, 0x76f988da,
+    0x983e5152, 0xa831c66d, 0xb00327c8, 0xbf597fc7, 0xc6e00bf3, 0xd5a79147, 0x06ca6351, 0x14292967,
+    0x27b70a85, 0x2e1b2138, 0x4d2c6dfc, 0x53380d13, 0x650a7354, 0x766a0abb, 0x81c2c92e, 0x92722c85,
+    0xa2bfe8a1, 0xa81a664b, 0xc24b8b70, 0xc76c51a3, 0xd192e819, 0xd6990624, 0xf40e3585, 0x106aa070,
+    0x19a4c116, 0x1e376c08, 0x2748774c, 0x34b0bcb5, 0x391c0cb3, 0x4ed8aa4a, 0x5b9cca4f, 0x682e6ff3,
+    0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208, 0x90befffa, 0xa4506ceb, 0xbef9a3f7, 0xc67178f2};
+
+static uint32_t hashfmt_sha256_rotr_(uint32_t v, unsigned bits) {
+  return v >> bits | v << (32 - bits);
+}
+
+static void hashfmt_sha256_block_(uint32_t value[8], const uint8_t block[64]) {
+  uint32_t w[16]; /* the last 16 words of the schedule, a ring */
+  uint32_t v[8];
+  unsigned i;
+  HASHFMT_MEMCPY(v, value, sizeof v);
+  for (i = 0; i < 64; i++) {
+    uint32_t a;
+    uint32_t e;
+    if (i < 16) {
+      w[i] = (uint32_t)block[4 * i] << 24 | (uint32_t)block[4 * i + 1] << 16 |
+             (uint32_t)block[4 * i + 2] << 8 | block[4 * i + 3];
+    } else {
+      const uint32_t w2 = w[(i - 2) % 16];
+      const uint32_t w15 = w[(i - 15) % 16];
+      w[i % 16] += w[(i - 7) % 16] +
+                   (hashfmt_sha256_rotr_(w15, 7) ^ hashfmt_sha256_rotr_(w15, 18) ^ w15 >> 3) +
+                   (hashfmt_sha256_rotr_(w2, 17) ^ hashfmt_sha256_rotr_(w2, 19) ^ w2 >> 10);
+    }
+    e = v[7] + hashfmt_sha256_rounds_[i] + w[i % 16] + ((v[4] & v[5]) ^ (~v[4] & v[6])) +
+        (hashfmt_sha256_rotr_(v[4], 6) ^ hashfmt_sha256_rotr_(v[4], 11) ^
+         hashfmt_sha256_rotr_(v[4], 25));
+    a = e + ((v[0] & v[1]) ^ (v[0] & v[2]) ^ (v[1] & v[2])) +
+        (hashfmt_sha256_rotr_(v[0], 2) ^ hashfmt_sha256_rotr_(v[0], 13) ^
+         hashfmt_sha256_rotr_(v[0], 22));
+    e += v[3];
+    v[7] = v[6];
+    v[6] = v[5];
+    v[5] = v[4];
+    v[4] = e;
+    v[3] = v[2];
+    v[2] = v[1];
+    v[1] = v[0];
+    v[0] = a;
+  }
+  for (i = 0; i < 8; i++) {
+    value[i] += v[i];
+  }
+}
+
+HASHFMT_IMPL_API_ void hashfmt_sha256(const uint8_t *data, size_t len, uint8_t out[32]) {
+  hashfmt_sha256_state state;
+  hashfmt_sha256_init(&state);
+  hashfmt_sha256_update(&state, data, len);
+  hashfmt_sha256_final(&state, out);
+}
+
+HASHFMT_IMPL_API_ void hashfmt_sha256_init(hashfmt_sha256_state *state) {
+  HASHFMT_MEMSET(state, 0, sizeof *state);
+  HASHFMT_MEMCPY(state->value_, hashfmt_sha256_start_, sizeof state->value_);
+}
+
+HASHFMT_IMPL_API_ void hashfmt_sha256_update(hashfmt_sha256_state *state, const uint8_t *data,
+                                             size_t len) {
+  while (len > 0) {
+    const size_t have = (size_t)(state->len_ % 64);
+    const size_t take = len < 64 - have ? len : 64 - have;
+    HASHFMT_MEMCPY(state->block_ + have, data, take);
+    state->len_ += take;
+    data += take;
+    len -= take;
+    if (have + take == 64) {
+      hashfmt_sha256_block_(state->value_, state->block_);
+    }
+  }
+}
+
+/* Behind the input: one bit, zeros up to the end of a block but for 8 bytes, the length in bits. */
+HASHFMT_IMPL_API_ void hashfmt_sha256_final(const hashfmt_sha256_state *state, uint8_t out[32]) {
+  const uint64_t bits = state->len_ * 8;
+  uint8_t padding[72] = {0x80};
+  const size_t zeros = (size_t)((119 - state->len_ % 64) % 64); /* with the bit */
+  hashfmt_sha256_state last = *state;
+  size_t i;
+  for (i = 0; i < 8; i++) {
+    padding[zeros + 1 + i] = (uint8_t)(bits >> (56 - 8 * i));
+  }
+  hashfmt_sha256_update(&last, padding, zeros + 9);
+  for (i = 0; i < 32; i++) {
+    out[i] = (uint8_t)(last.value_[i / 4] >> (24 - 8 * (i % 4)));
+  }
+}
+
+/*
+ * Python's pickle, protocol 5: one frame with the length of its content in front. Everything is put
+ * twice, first to count, so that no buffer is needed. Above the limit Python would open a second
+ * frame.
+ */
+#define HASHFMT_PICKLE_FRAME_MAX_ 65536
+
+typedef struct hashfmt_pickle_ {
+  hashfmt_sha256_state *sha; /* NULL while counting */
+  uint64_t len;              /* bytes of the frame so far */
+} hashfmt_pickle_;
+
+static void hashfmt_pickle_bytes_(hashfmt_pickle_ *pickle, const uint8_t *bytes, size_t len) {
+  if (pickle->sha != NULL) {
+    hashfmt_sha256_update(pickle->sha, bytes, len);
+  }
+  pickle->len += len;
+}
+
+static void hashfmt_pickle_op_(hashfmt_pickle_ *pickle, uint8_t code) {
+  hashfmt_pickle_bytes_(pickle, &code, 1);
+}
+
+static void hashfmt_pickle_le_(hashfmt_pickle_ *pickle, uint64_t value, size_t len) {
+  size_t i;
+  for (i = 0; i < len; i++) {
+    hashfmt_pickle_op_(pickle, (uint8_t)(value >> 8 * i));
+  }
+}
+
+/* Texts, digests and tuples that are not empty are kept for later reference. */
+static void hashfmt_pickle_memoize_(hashfmt_pickle_ *pickle) { hashfmt_pickle_op_(pickle, 0x94); }
+
+static void hashfmt_pickle_number_(hashfmt_pickle_ *pickle, uint32_t value) {
+  if (value <= 0xff) {
+    hashfmt_pickle_op_(pickle, 'K');
+    hashfmt_pickle_le_(pickle, value, 1);
+  } else if (value <= 0xffff) {
+    hashfmt_pickle_op_(pickle, 'M');
+    hashfmt_pickle_le_(pickle, value, 2);
+  } else if (value <= 0x7fffffff) {
+    hashfmt_pickle_op_(pickle, 'J');
+    hashfmt_pickle_le_(pickle, value, 4);
+  } else {
+    hashfmt_pickle_op_(pickle, 0x8a); /* signed, of as many bytes as follow */
+    hashfmt_pickle_le_(pickle, 5, 1);
+    hashfmt_pickle_le_(pickle, value, 5);
+  }
+}
+
+static void hashfmt_pickle_text_(hashfmt_pickle_ *pickle, hashfmt_text text) {
+  if (text.len <= 0xff) {
+    hashfmt_pickle_op_(pickle, 0x8c);
+    hashfmt_pickle_le_(pickle, text.len, 1);
+  } else {
+    hashfmt_pickle_op_(pickle, 'X');
+    hashfmt_pickle_le_(pickle, text.len, 4);
+  }
+  hashfmt_pickle_bytes_(pickle, text.bytes, text.len);
+  hashfmt_pickle_memoize_(pickle);
+}
+
+/* Before and after the members of a tuple; up to three need no mark. */
+static void hashfmt_pickle_tuple_begin_(hashfmt_pickle_ *pickle, size_t count) {
+  if (count > 3) {
+    hashfmt_pickle_op_(pickle, '(');
+  }
+}
+
+static void hashfmt_pickle_tuple_end_(hashfmt_pickle_ *pickle, size_t count) {
+  if (count == 0) {
+    hashfmt_pickle_op_(pickle, ')');
+    return;
+  }
+  hashfmt_pickle_op_(pickle, count > 3 ? (uint8_t)'t' : (uint8_t)(0x84 + count));
+  hashfmt_pickle_memoize_(pickle);
+}
+
+/* What is hashed: the seed alone when parent is NULL, else (parent, tokens, keys or None). */
+typedef struct hashfmt_vllm_input_ {
+  hashfmt_text seed;
+  const uint8_t *parent;
+  const uint32_t *tokens;
+  size_t token_count;
+  const hashfmt_text *keys;
+  size_t key_count;
+} hashfmt_vllm_input_;
+
+static void hashfmt_vllm_put_(hashfmt_pickle_ *pickle, const hashfmt_vllm_input_ *in) {
+  size_t i;
+  if (in->parent == NULL) {
+    hashfmt_pickle_text_(pickle, in->seed);
+  } else {
+    hashfmt_pickle_op_(pickle, 'C');
+    hashfmt_pickle_le_(pickle, 32, 1);
+    hashfmt_pickle_bytes_(pickle, in->parent, 32);
+    hashfmt_pickle_memoize_(pickle);
+    hashfmt_pickle_tuple_begin_(pickle, in->token_count);
+    for (i = 0; i < in->token_count; i++) {
+      hashfmt_pickle_number_(pickle, in->tokens[i]);
+    }
+    hashfmt_pickle_tuple_end_(pickle, in->token_count);
+    if (in->key_count == 0) {
+      hashfmt_pickle_op_(pickle, 'N');
+    } else {
+      hashfmt_pickle_tuple_begin_(pickle, in->key_count);
+      for (i = 0; i < in->key_count; i++) {
+        hashfmt_pickle_text_(pickle, in->keys[i]);
+      }
+      hashfmt_pickle_tuple_end_(pickle, in->key_count);
+    }
+    hashfmt_pickle_tuple_end_(pickle, 3);
+  }
+  hashfmt_pickle_op_(pickle, '.');
+}
+
+static int hashfmt_vllm_hash_(const hashfmt_vllm_input_ *in, uint8_t digest[32]) {
+  hashfmt_sha256_state sha;
+  hashfmt_pickle_ pickle = {NULL, 0};
+  uint64_t frame_len;
+  hashfmt_vllm_put_(&pickle, in);
+  frame_len = pickle.len;
+  if (frame_len > HASHFMT_PICKLE_FRAME_MAX_) {
+    return HASHFMT_ERR_LIMIT;
+  }
+  hashfmt_sha256_init(&sha);
+  pickle.sha = &sha;
+  hashfmt_pickle_op_(&pickle, 0x80); /* protocol */
+  hashfmt_pickle_op_(&pickle, 5);
+  hashfmt_pickle_op_(&pickle, 0x95); /* frame */
+  hashfmt_pickle_le_(&pickle, frame_len, 8);
+  hashfmt_vllm_put_(&pickle, in);
+  hashfmt_sha256_final(&sha, digest);
+  return HASHFMT_OK;
+}
+
+HASHFMT_IMPL_API_ int hashfmt_vllm_root(hashfmt_text seed, uint8_t digest[32]) {
+  hashfmt_vllm_input_ in = {{NULL, 0}, NULL, NULL, 0, NULL, 0};
+  if (digest == NULL || (seed.bytes == NULL && seed.len > 0)) {
+    return HASHFMT_ERR_ARG;
+  }
+  in.seed = seed;
+  return hashfmt_vllm_hash_(&in, digest);
+}
+
+HASHFMT_IMPL_API_ int hashfmt_vllm_block(const uint8_t parent[32], const uint32_t *tokens,
+                                         size_t token_count, const hashfmt_text *keys,
+                                         size_t key_count, uint8_t digest[32]) {
+  hashfmt_vllm_input_ in = {{NULL, 0}, NULL, NULL, 0, NULL, 0};
+  if (parent == NULL || digest == NULL || (tokens == NULL && token_count > 0) ||
+      (keys == NULL && key_count > 0)) {
+    return HASHFMT_ERR_ARG;
+  }
+  in.parent = parent;
+  in.tokens = tokens;
+  in.token_count = token_count;
+  in.keys = keys;
+  in.key_count = key_count;
+  return hashfmt_vllm_hash_(&in, digest);
+}
+
+HASHFMT_IMPL_API_ void hashfmt_sglang_page(const uint8_t *parent, const uint32_t *tokens,
+                                           size_t token_count, uint8_t digest[32]) {
+  hashfmt_sha256_state sha;
+  size_t i;
+  hashfmt_sha256_init(&sha);
+  hashfmt_sha256_update(&sha, parent, parent == NULL ? 0 : 32);
+  for (i = 0; i < token_count; i++) {
+    const uint32_t token = tokens[i];
+    const uint8_t bytes[4] = {(uint8_t)token, (uint8_t)(token >> 8), (uint8_t)(token >> 16),
+                              (uint8_t)(token >> 24)};
+    hashfmt_sha256_update(&sha, bytes, sizeof bytes);
+  }
+  hashfmt_sha256_final(&sha, digest);
+}
+#endif /* HASHFMT_ENGINE_HASHES */
 
 #ifdef __cplusplus
 }
