@@ -32,5 +32,11 @@ Test(hashfmt, the_hook_takes_every_hash_of_one_piece) {
   cr_assert_eq(
       hashfmt_blocks(HASHFMT_FORMAT_STANDARD, 75, 0, tokens, 300, local, sequence, 4, &count),
       HASHFMT_OK);
-  cr_assert_eq(hook_calls, 3 + 4 + 3); /* the first sequence hash is the local hash */
+  /* The first sequence hash is the local hash. Where tokens do not lie in memory as they are
+   * hashed, 300 bytes are not in one piece. */
+#ifdef HASHFMT_XXH3_LITTLE_ENDIAN
+  cr_assert_eq(hook_calls, 3 + 4 + 3);
+#else
+  cr_assert_eq(hook_calls, 3 + 3);
+#endif
 }

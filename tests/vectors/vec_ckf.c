@@ -97,8 +97,41 @@ static ckf_image *read_images(const json_t *array, size_t *len) {
   return images;
 }
 
+/* ---- numbers as they are sent and hashed, lowest byte first on every machine ---- */
+
+static uint8_t *put_le(uint8_t *to, uint64_t value, size_t len) {
+  for (size_t i = 0; i < len; i++)
+    *to++ = (uint8_t)(value >> 8 * i);
+  return to;
+}
+
+static uint64_t get_le(const uint8_t *from, size_t len) {
+  uint64_t value = 0;
+  while (len > 0)
+    value = value << 8 | from[--len];
+  return value;
+}
+
+static bool words_lie_as_sent(void) {
+  const uint64_t one = 1;
+  uint8_t lowest;
+  memcpy(&lowest, &one, 1);
+  return lowest == 1;
+}
+
 static uint64_t digest(const uint64_t *words, uint64_t count) {
-  return XXH3_64bits(words, (size_t)count * 8); /* the tests run on little-endian machines */
+  XXH3_state_t *hash = XXH3_createState();
+  uint8_t bytes_of[8192];
+  XXH3_64bits_reset(hash);
+  for (uint64_t i = 0; i < count;) {
+    uint8_t *end = bytes_of;
+    for (; i < count && end < bytes_of + sizeof bytes_of; i++)
+      end = put_le(end, words[i], 8);
+    XXH3_64bits_update(hash, bytes_of, (size_t)(end - bytes_of));
+  }
+  const uint64_t result = XXH3_64bits_digest(hash);
+  XXH3_freeState(hash);
+  return result;
 }
 
 static int by_bucket(const void *x, const void *y) {
@@ -212,17 +245,14 @@ static int run_xxh3_64(const json_t *vector, char *why, size_t why_cap) {
   const json_t *want = vec_get(vec_get(vector, "expected"), "hash");
   size_t len;
   const uint8_t *data = bytes(vec_get(input, "bytes"), &len);
-  uint64_t lo = 0, hi = 0;
+  const uint64_t lo = get_le(data, len < 8 ? len : 8);
   ENSURE_U64("hash", ckf_xxh3_64(data, len, seed), want);
-  memcpy(&lo, data, len < 8 ? len : 8);
   if (len == 2)
     ENSURE_U64("hash of 2", ckf_xxh3_64_len2((uint16_t)lo, seed), want);
   if (len == 8)
     ENSURE_U64("hash of 8", ckf_xxh3_64_len8(lo, seed), want);
-  if (len == 16) {
-    memcpy(&hi, data + 8, 8);
-    ENSURE_U64("hash of 16", ckf_xxh3_64_len16(lo, hi, seed), want);
-  }
+  if (len == 16)
+    ENSURE_U64("hash of 16", ckf_xxh3_64_len16(lo, get_le(data + 8, 8), seed), want);
   return VEC_PASSED;
 }
 
@@ -299,13 +329,14 @@ static int run_delta(const json_t *vector, char *why, size_t why_cap) {
 
 static int run_delta_table(const json_t *vector, char *why, size_t why_cap) {
   const ckf_format format = read_format(vec_get(vector, "input"));
-  uint32_t *deltas = take(CKF_DELTA_TABLE_LEN, sizeof *deltas);
+  uint8_t *deltas = take(CKF_DELTA_TABLE_LEN, 4);
   uint32_t *bits = take(CKF_DELTA_TABLE_LEN, sizeof *bits);
   ckf_delta_table(format.seed, bits);
   for (uint32_t fp = 1; fp < CKF_DELTA_TABLE_LEN; fp++) {
-    deltas[fp] = ckf_delta(&format, (uint16_t)fp);
+    const uint32_t delta = ckf_delta(&format, (uint16_t)fp);
     const uint32_t masked = bits[fp] & (uint32_t)(format.bucket_count - 1);
-    ENSURE(deltas[fp] == (masked ? masked : 1), "table entry of %u", fp);
+    ENSURE(delta == (masked ? masked : 1), "table entry of %u", fp);
+    put_le(deltas + (size_t)fp * 4, delta, 4);
   }
   ENSURE_U64("digest", XXH3_64bits(deltas, CKF_DELTA_TABLE_LEN * 4),
              vec_get(vec_get(vector, "expected"), "digest"));
@@ -351,7 +382,7 @@ static int run_packed(const json_t *vector, char *why, size_t why_cap) {
   const char *key;
   const uint8_t *encoded = bytes(vec_get(expected, "bytes"), &len);
   ENSURE_U64("word", word, vec_get(expected, "word"));
-  ENSURE(len == 8 && memcmp(encoded, &word, 8) == 0, "bytes of the word");
+  ENSURE(len == 8 && get_le(encoded, 8) == word, "bytes of the word");
   ENSURE(ckf_word_first_empty(word) == (json_is_null(value) ? 4 : vec_u64(value)), "first empty");
   json_array_foreach (json_object_get(expected, "contains"), i, item)
     ENSURE(ckf_word_contains(word, (uint16_t)vec_u64(item)), "misses %" PRIu64, vec_u64(item));
@@ -564,7 +595,15 @@ static int run_cbi1_error(const json_t *vector, char *why, size_t why_cap) {
     frame = bytes(vec_get(input, "frame"), &len);
   }
   ckf_cbi1_frame view;
-  ENSURE_ERROR(ckf_cbi1_decode(&format, frame, len, &view), vec_get(expected, "error"));
+  const int err = ckf_cbi1_decode(&format, frame, len, &view);
+  /* The vectors were made where sizes have 64 bits; a count that a host cannot have is malformed
+   * before it is another than expected. */
+  if (strcmp(vec_str(vec_get(expected, "error")), "FormatMismatch") == 0 &&
+      get_le(frame + 20, 8) > SIZE_MAX) {
+    ENSURE(err == CKF_ERR_MALFORMED, "error \"%s\"", ckf_errname(err));
+    return VEC_PASSED;
+  }
+  ENSURE_ERROR(err, vec_get(expected, "error"));
   if (json_object_get(expected, "value"))
     ENSURE_U64("value", view.detail, vec_get(expected, "value"));
   return VEC_PASSED;
@@ -629,16 +668,19 @@ static int run_cbi1_large(const json_t *vector, char *why, size_t why_cap) {
     const uint64_t *body;
     ckf_cbi1_frame view;
     uint64_t done;
-    uint32_t checksum;
     ENSURE_U64("length", (uint64_t)len, vec_get(want, "bytes"));
-    memcpy(&checksum, frame + 44, 4);
-    ENSURE_U64("checksum", checksum, vec_get(want, "checksum"));
+    ENSURE_U64("checksum", get_le(frame + 44, 4), vec_get(want, "checksum"));
     ENSURE_U64("hash of the frame", XXH3_64bits(frame, (size_t)len), vec_get(want, "frame_xxh3"));
-    ENSURE(ckf_cbi1_snapshot_prefix(&format, dc_id, epoch, words, (size_t)format.bucket_count,
-                                    chunk_buckets, (uint32_t)i, prefix, &body, &n) == CKF_OK &&
-               memcmp(prefix, frame, sizeof prefix) == 0 && n * 8 + sizeof prefix == (size_t)len &&
-               memcmp(body, frame + sizeof prefix, n * 8) == 0,
-           "prefix and body differ from the frame");
+    const int err =
+        ckf_cbi1_snapshot_prefix(&format, dc_id, epoch, words, (size_t)format.bucket_count,
+                                 chunk_buckets, (uint32_t)i, prefix, &body, &n);
+    if (words_lie_as_sent())
+      ENSURE(err == CKF_OK && memcmp(prefix, frame, sizeof prefix) == 0 &&
+                 n * 8 + sizeof prefix == (size_t)len &&
+                 memcmp(body, frame + sizeof prefix, n * 8) == 0,
+             "prefix and body differ from the frame");
+    else
+      ENSURE(err == CKF_ERR_ARG, "a prefix where words do not lie as they are sent");
     ENSURE(ckf_cbi1_decode(&format, frame, (size_t)len, &view) == CKF_OK, "not decoded");
     ENSURE_U64("words", view.word_count, vec_get(want, "words"));
     ENSURE_U64("bucket offset", view.bucket_offset, vec_get(want, "bucket_offset"));
@@ -664,10 +706,8 @@ static int run_cbi1_large_delta(const json_t *vector, char *why, size_t why_cap)
   const ptrdiff_t len =
       ckf_cbi1_delta_encode(&format, member_u64(input, "dc_id"), member_u64(input, "base_epoch"),
                             member_u64(input, "epoch"), images, n, frame, CKF_CBI1_MAX_FRAME_BYTES);
-  uint32_t checksum;
   ENSURE_U64("length", (uint64_t)len, vec_get(expected, "bytes"));
-  memcpy(&checksum, frame + 44, 4);
-  ENSURE_U64("checksum", checksum, vec_get(expected, "checksum"));
+  ENSURE_U64("checksum", get_le(frame + 44, 4), vec_get(expected, "checksum"));
   ENSURE_U64("hash of the frame", XXH3_64bits(frame, (size_t)len), vec_get(expected, "frame_xxh3"));
   return VEC_PASSED;
 }
@@ -1038,8 +1078,9 @@ static int run_producer_soak(const json_t *vector, char *why, size_t why_cap) {
       sorted[n] = ckf_batch_image(&batch, n);
     qsort(sorted, batch.image_count, sizeof *sorted, by_bucket);
     for (size_t n = 0; n < batch.image_count; n++) {
-      XXH3_64bits_update(hash, &sorted[n].bucket, 4);
-      XXH3_64bits_update(hash, &sorted[n].word, 8);
+      uint8_t image[12];
+      put_le(put_le(image, sorted[n].bucket, 4), sorted[n].word, 8);
+      XXH3_64bits_update(hash, image, sizeof image);
     }
     free(sorted);
     batches += batch.image_count > 0;
