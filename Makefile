@@ -150,15 +150,16 @@ CROSS_QEMU_mips := qemu-mips
 CROSS_QEMU_s390x := qemu-s390x
 CROSS_QEMU_i686 := qemu-i386
 CROSS_JSON := tests/vectors/hashfmt.json tests/vectors/ckf.json
-CROSS_VECTORS := $(patsubst %.c,%,tests/vectors/run_vectors.c tests/vectors/vectors.c tests/vectors/vec_hashfmt.c tests/vectors/vec_ckf.c)
-# Tests that include the cores, each other, and nothing else of ours.
-CROSS_UNITS = $(patsubst tests/unit/%.c,%,$(shell scripts/core-tests $(UNIT_SRC)))
+CROSS_VECTORS := $(patsubst %.c,%,tests/vectors/run_vectors.c tests/vectors/vectors.c tests/vectors/vec_hashfmt.c tests/vectors/vec_ckf.c tests/support/reference_search.c)
+ifneq ($(filter cross-%,$(MAKECMDGOALS)),) # other targets need not look for them
+# Tests and fuzz targets that include nothing else of ours.
+CROSS_UNITS := $(basename $(notdir $(shell scripts/core-tests $(UNIT_SRC) $(FUZZ_SRC))))
 cross_programs = $(CROSS_UNITS:%=$(BUILD)/cross/$(1)/%) $(BUILD)/cross/$(1)/run_vectors
 
 define CROSS_RULES
 $(BUILD)/cross/$(1)/obj/%.o: %.c | $(BUILD)/cross/include/xxhash.h
 	@mkdir -p $$(@D)
-	$(1)-linux-gnu-gcc -std=c11 -O2 -g -MMD -MP -D_GNU_SOURCE -DHAVE_VEC_HASHFMT -DHAVE_VEC_CKF -Itests/cross -I. -Itests \
+	$(1)-linux-gnu-gcc -std=c11 -O2 -g -MMD -MP -D_GNU_SOURCE -D_FILE_OFFSET_BITS=64 -DHAVE_VEC_HASHFMT -DHAVE_VEC_CKF -Itests/cross -I. -Itests \
 	  -I$(BUILD)/cross/include -Wall -Wextra -Werror -Wno-sign-compare -Wno-format-zero-length $$(call own_compile,$$<) -c $$< -o $$@
 $(BUILD)/cross/$(1)/xxhash.o: $(BUILD)/cross/include/xxhash.h
 	@mkdir -p $$(@D)
@@ -166,6 +167,9 @@ $(BUILD)/cross/$(1)/xxhash.o: $(BUILD)/cross/include/xxhash.h
 $(BUILD)/cross/$(1)/test_%: $(BUILD)/cross/$(1)/obj/tests/unit/test_%.o $(BUILD)/cross/$(1)/obj/tests/cross/criterion.o \
     $(BUILD)/cross/$(1)/obj/src/cores.o $(BUILD)/cross/$(1)/xxhash.o
 	$(1)-linux-gnu-gcc -static $$^ -lm -lpthread -o $$@
+$(BUILD)/cross/$(1)/fuzz_%: $(BUILD)/cross/$(1)/obj/tests/fuzz/fuzz_%.o $(BUILD)/cross/$(1)/obj/tests/fuzz/driver.o \
+    $(BUILD)/cross/$(1)/obj/src/cores.o
+	$(1)-linux-gnu-gcc -static $$^ -o $$@
 $(BUILD)/cross/$(1)/run_vectors: $(patsubst %,$(BUILD)/cross/$(1)/obj/%.o,$(CROSS_VECTORS) tests/cross/jansson src/cores) \
     $(BUILD)/cross/$(1)/xxhash.o
 	$(1)-linux-gnu-gcc -static $$^ -lm -o $$@
@@ -176,14 +180,15 @@ $(foreach machine,$(MACHINES),$(eval $(call CROSS_RULES,$(machine))))
 $(BUILD)/cross/include/xxhash.h: /usr/include/xxhash.h
 	@mkdir -p $(@D)
 	cp $< $@
+endif
 
 # The short form, part of "make check": the worst of machines and the two headers that compute.
-CROSS_SHORT = $(patsubst %,$(BUILD)/cross/mips/%,$(filter test_hashfmt% test_engine_hash% test_ckf%,$(CROSS_UNITS)) run_vectors)
-cross-build-short: $(CROSS_SHORT)
+CROSS_SHORT = $(patsubst %,$(BUILD)/cross/mips/%,$(filter test_hashfmt% test_engine_hash% test_ckf% fuzz_%,$(CROSS_UNITS)) run_vectors)
+cross-short-build: $(CROSS_SHORT)
 cross_run = scripts/run-tests --label '$(1) ' --through $(CROSS_QEMU_$(1)) --timeout 900 $(if $(TOTAL),--total $(TOTAL)) \
   --vectors '$(CROSS_JSON)' $(2)
 
-cross-test-short: cross-build-short ## tests of hashfmt.h and ckf.h on an emulated big-endian 32-bit machine
+cross-short: cross-short-build ## tests of hashfmt.h and ckf.h on an emulated big-endian 32-bit machine
 	@$(call cross_run,mips,$(CROSS_SHORT))
 
 cross-test: cross-build ## tests of all cores on all emulated machines
@@ -258,6 +263,6 @@ help: ## this list
 	@sed -n 's/^\([a-z-]*\):.* ## \(.*\)/\1|\2/p' Makefile | awk -F'|' '{ printf "  make %-13s %s\n", $$1, $$2 }'
 
 FORCE:
-.PHONY: all tests fuzzers test check fuzz coverage cross-build cross-build-short cross-test cross-test-short demo bench bench-peers benches format format-check firmware toc deps deps-build deps-bench deps-check clean help FORCE
+.PHONY: all tests fuzzers test check fuzz coverage cross-build cross-short-build cross-test cross-short demo bench bench-peers benches format format-check firmware toc deps deps-build deps-bench deps-check clean help FORCE
 
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)

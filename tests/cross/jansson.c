@@ -274,6 +274,10 @@ int64_t json_integer_value(const json_t *value) {
 
 double json_real_value(const json_t *value) { return json_is_real(value) ? value->real : 0; }
 
+double json_number_value(const json_t *value) {
+  return json_is_integer(value) ? (double)value->integer : json_real_value(value);
+}
+
 const char *json_string_value(const json_t *value) {
   return json_is_(value, JSON_STRING) ? value->text : NULL;
 }

@@ -69,6 +69,7 @@ static inline bool json_is_(const json_t *value, json_type type) {
 /* 0 or NULL for a value of another kind. */
 int64_t json_integer_value(const json_t *value);
 double json_real_value(const json_t *value);
+double json_number_value(const json_t *value);
 const char *json_string_value(const json_t *value);
 size_t json_string_length(const json_t *value);
 size_t json_array_size(const json_t *value);
