@@ -54,7 +54,8 @@
  * - With hooks every function here may be called from any thread, except ckf_ingest_init, _close
  *   and _release, which belong to the owner, and an adapter, which belongs to one thread.
  * - Nothing waits. What takes its time is submitted with a ticket and polled.
- * - The ready bits of the table are the authority on what may be asked; reports are best effort.
+ * - The ready bits of the table are the authority on what may be asked; reports of lanes are best
+ *   effort, the one of a worker that failed is kept.
  * - What is in a delta or snapshot is not trusted: the lane checks all of it before its first
  *   write.
  * - Errors are CKF_OK, those of ckf.h, or a negative `enum ckf_ingest_err`.
@@ -348,7 +349,8 @@ CKF_INGEST_API uint64_t ckf_ingest_deadline_ns(ckf_ingest *in);
 CKF_INGEST_API uint64_t ckf_ingest_interval_ns(const ckf_ingest *in);
 /** Takes the oldest report: 1 = `out` is set, 0 = there is none. */
 CKF_INGEST_API CKF_MUST_USE int ckf_ingest_report_next(ckf_ingest *in, ckf_ingest_report *out);
-/** Reports that found no place: 2 * 16 + workers are kept until somebody takes them. */
+/** Reports of lanes that found no place: 2 * 16 reports are kept until somebody takes them, and
+ * behind them one of each worker. */
 CKF_INGEST_API uint64_t ckf_ingest_reports_lost(ckf_ingest *in);
 
 /* ==== adapter ==== */
@@ -725,10 +727,12 @@ static bool ckf_ingest_lane_has_(const ckf_ingest *in, uint32_t lane, uint32_t w
   return in->lanes_[lane].claimed && in->lanes_[lane].worker == worker;
 }
 
+/* The last places are left to workers: each fails once, and that must not drown among lanes that
+ * are retired again and again. */
 static void ckf_ingest_report_(ckf_ingest *in, ckf_ingest_worker_ *w,
                                const ckf_ingest_report *report) {
   ckf_ingest_reports_enter_(in);
-  if (in->report_len_ == in->report_cap_) {
+  if (report->error != CKF_INGEST_ERR_WORKER_FAILED && in->report_len_ >= 2 * CKF_LANES) {
     in->reports_lost_++;
   } else {
     in->reports_[(in->report_first_ + in->report_len_++) % in->report_cap_] = *report;

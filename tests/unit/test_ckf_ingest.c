@@ -557,9 +557,9 @@ Test(ckf_ingest, reports_are_bounded_and_the_lost_ones_counted) {
   for (uint64_t i = 1; i <= 40; i++) {
     activate(&f, 0, 1, 0);
     cr_assert_eq(submit_images(&f, 0, 1, 2, images, 2), CKF_INGEST_ERR_IMAGE_LIMIT);
-    cr_assert_eq(ckf_ingest_reports_lost(&f.in), i > 36 ? i - 36 : 0);
+    cr_assert_eq(ckf_ingest_reports_lost(&f.in), i > 32 ? i - 32 : 0);
   }
-  for (uint64_t i = 1; i <= 36; i++) {
+  for (uint64_t i = 1; i <= 32; i++) {
     cr_assert_eq(ckf_ingest_report_next(&f.in, &r), 1);
     cr_assert_eq(r.assignment_epoch, i);
     if (i == 10) { /* room again, behind the others */
@@ -568,7 +568,31 @@ Test(ckf_ingest, reports_are_bounded_and_the_lost_ones_counted) {
     }
   }
   cr_assert_eq(the_report(&f).assignment_epoch, 41);
-  cr_assert_eq(ckf_ingest_reports_lost(&f.in), 4);
+  cr_assert_eq(ckf_ingest_reports_lost(&f.in), 8);
+  teardown(&f);
+}
+
+Test(ckf_ingest, workers_that_fail_do_not_drown_among_lanes_that_are_retired) {
+  ckf_ingest_config cfg = ckf_ingest_config_default();
+  ckf_ingest_report r;
+  fixture f;
+  cfg.max_images = 1;
+  setup(&f, 1, BUCKETS, &cfg);
+  const ckf_image images[2] = {{0, 1}, {1, 1}};
+  for (uint64_t i = 1; i <= 40; i++) {
+    activate(&f, 0, 1, 0);
+    cr_assert_eq(submit_images(&f, 0, 1, 2, images, 2), CKF_INGEST_ERR_IMAGE_LIMIT);
+  }
+  for (uint32_t worker = 0; worker < cfg.workers; worker++)
+    ckf_ingest_worker_failed(&f.in, worker);
+  cr_assert_eq(ckf_ingest_reports_lost(&f.in), 8);
+  for (uint64_t i = 1; i <= 32; i++)
+    cr_assert(ckf_ingest_report_next(&f.in, &r) == 1 && r.error == CKF_INGEST_ERR_IMAGE_LIMIT);
+  for (uint32_t worker = 0; worker < cfg.workers; worker++) {
+    cr_assert_eq(ckf_ingest_report_next(&f.in, &r), 1);
+    cr_assert(r.error == CKF_INGEST_ERR_WORKER_FAILED && r.worker == worker);
+  }
+  no_report(&f);
   teardown(&f);
 }
 

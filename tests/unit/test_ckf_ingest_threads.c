@@ -6,6 +6,7 @@
 #include "test_ckf_ingest.h"
 
 #include <pthread.h>
+#include <sched.h>
 #include <time.h>
 
 enum { WORKERS = 4, READERS = 2, LANES = 6, LIVES = 60, DELTAS = 40, DYING = 3 };
@@ -101,6 +102,15 @@ static int await(ckf_ingest_ticket *t) {
   }
 }
 
+/* Every other life waits for its worker; the rest run into the limits whenever the machine is busy.
+ */
+static void pace(const submitter *s) {
+  ckf_ingest_lane_view view = {0};
+  while (s->life % 2 && ckf_ingest_lane_get(&f.in, s->lane, &view) == CKF_OK &&
+         view.state == CKF_INGEST_ACTIVE && view.outstanding_images > BUCKETS / 2)
+    sched_yield();
+}
+
 /* One life of a lane: 1 = complete, 0 = it was retired on the way, negative = its worker is gone.
  */
 static int live(submitter *s) {
@@ -126,6 +136,7 @@ static int live(submitter *s) {
     for (uint32_t i = 0; i < 4; i++)
       ckf_batch_put(images, i, (ckf_image){(d * 4 + i) % BUCKETS, word_of(s->life)});
     const ckf_delta_out delta = {identity, &lease, sequence, sequence + 1, {images, 4}};
+    pace(s);
     rc = ckf_ingest_submit_delta(&f.in, &delta, now_ns());
     memset(images, 0xFF, sizeof images); /* they were copied */
     if (rc != CKF_OK)
