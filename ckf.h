@@ -1021,7 +1021,13 @@ CKF_API size_t ckf_query_known(const ckf_query *query);
 /** Asks all lanes that are ready. CKF_ERR_UNAVAILABLE: none is, `out` is empty; that is no depth of
  * 0. One query may go through several tables, one after the other. */
 CKF_API int ckf_table_find(const ckf_table *table, ckf_query *query, ckf_matches *out);
-/** The same for lanes captured earlier (bits of configured lanes count), ready or not by now. */
+/** The same for the next turn of a conversation: `matches` holds the answers to a prompt that this
+ * one continues, or any other guess, and receives the new ones. A lane whose depth is the old one
+ * costs three probes; one that has grown is searched from there, one that has lost blocks or has no
+ * old answer anew. */
+CKF_API int ckf_table_find_again(const ckf_table *table, ckf_query *query, ckf_matches *matches);
+/** The same as ckf_table_find for lanes captured earlier (bits of configured lanes count), ready or
+ * not by now. */
 CKF_API void ckf_table_find_captured(const ckf_table *table, uint32_t lanes, ckf_query *query,
                                      ckf_matches *out);
 /** The same over the words of one filter and given sequence hashes. `words` may be written by one
@@ -5281,30 +5287,28 @@ static CKF_INLINE_ uint32_t ckf_search_cut_(const ckf_source_ *source, const voi
   return lanes;
 }
 
-/* Everything behind position 0, which the lanes of a mask hit. */
-static CKF_INLINE_ void ckf_search_behind_(const ckf_source_ *source, const void *user,
-                                           uint32_t len, bool eager, uint32_t lanes,
+/* Narrows the ranges of the lanes of `open`; then every lane of `lanes` has its answer. */
+static CKF_INLINE_ void ckf_search_narrow_(const ckf_source_ *source, const void *user,
+                                           ckf_range_ *ranges, uint32_t open, uint32_t lanes,
                                            uint32_t *depths) {
-  ckf_range_ ranges[CKF_LANES];
-  uint32_t i, todo = ckf_search_sample_(source, user, len, eager, lanes, ranges);
-  while (todo) {
-    const uint32_t n = ckf_count_bits_(todo);
-    todo = n > CKF_IDLE_ ? ckf_search_halve_(source, user, todo, ranges)
-                         : ckf_search_cut_(source, user, todo,
+  while (open) {
+    const uint32_t n = ckf_count_bits_(open);
+    open = n > CKF_IDLE_ ? ckf_search_halve_(source, user, open, ranges)
+                         : ckf_search_cut_(source, user, open,
                                            n == 1   ? 4
                                            : n == 2 ? 3
                                                     : 2,
                                            ranges);
   }
   for (; lanes; lanes &= lanes - 1) {
-    i = ckf_lowest_(lanes);
-    depths[i] = ranges[i].upper;
+    depths[ckf_lowest_(lanes)] = ranges[ckf_lowest_(lanes)].upper;
   }
 }
 
 /* `eager`: no key has to be hashed, so more samples at once cost nothing but memory. */
 static CKF_INLINE_ void ckf_search_run_(const ckf_source_ *source, const void *user, uint32_t len,
                                         bool eager, uint32_t lanes, uint32_t depths[CKF_LANES]) {
+  ckf_range_ ranges[CKF_LANES];
   ckf_asked_ first;
   uint32_t todo, row;
   for (todo = lanes; todo; todo &= todo - 1) {
@@ -5317,8 +5321,70 @@ static CKF_INLINE_ void ckf_search_run_(const ckf_source_ *source, const void *u
   first.at[0] = 0;
   source->ask_rows(user, &first);
   source->rows(user, &first, &row);
-  if (row & lanes) {
-    ckf_search_behind_(source, user, len, eager, row & lanes, depths);
+  lanes &= row;
+  if (lanes) {
+    const uint32_t open = ckf_search_sample_(source, user, len, eager, lanes, ranges);
+    ckf_search_narrow_(source, user, ranges, open, lanes, depths);
+  }
+}
+
+static CKF_INLINE_ void ckf_cells_add_(ckf_asked_ *cells, uint32_t lane, uint32_t at) {
+  cells->lane[cells->n] = (uint8_t)lane;
+  cells->at[cells->n++] = at;
+}
+
+/* The lanes among those asked, one cell each, that missed. */
+static CKF_INLINE_ uint32_t ckf_cells_missed_(const ckf_source_ *source, const void *user,
+                                              const ckf_asked_ *cells) {
+  const uint32_t hits = cells->n ? source->cells(user, cells) : 0;
+  uint32_t i, missed = 0;
+  for (i = 0; i < cells->n; i++) {
+    missed |= (~hits >> i & 1) << cells->lane[i];
+  }
+  return missed;
+}
+
+/* The same when depths[] holds a guess for each lane. A guess is right when the two positions below
+ * it hit and its own misses; where only the last fails the lane has grown, else it is searched
+ * anew. */
+static CKF_INLINE_ void ckf_search_again_(const ckf_source_ *source, const void *user, uint32_t len,
+                                          bool eager, uint32_t lanes, uint32_t depths[CKF_LANES]) {
+  ckf_range_ ranges[CKF_LANES];
+  ckf_asked_ below[2], own;
+  uint32_t todo, lost = 0, missed, ended = 0, grown;
+  below[0].n = below[1].n = own.n = 0;
+  for (todo = lanes; todo; todo &= todo - 1) {
+    const uint32_t lane = ckf_lowest_(todo), depth = depths[lane] < len ? depths[lane] : len;
+    if (depth == 0) { /* one row asks all of these */
+      lost |= UINT32_C(1) << lane;
+      continue;
+    }
+    ranges[lane].lower = depth;
+    ranges[lane].upper = len;
+    ranges[lane].trusted = depth - 1;
+    depths[lane] = depth;
+    ckf_cells_add_(&below[0], lane, depth - 1);
+    if (depth > 1) {
+      ckf_cells_add_(&below[1], lane, depth - 2);
+    }
+    if (depth < len) {
+      ckf_cells_add_(&own, lane, depth);
+    } else {
+      ended |= UINT32_C(1) << lane;
+    }
+  }
+  source->ask_cells(user, &below[0]);
+  source->ask_cells(user, &below[1]);
+  source->ask_cells(user, &own);
+  lost |= ckf_cells_missed_(source, user, &below[0]) | ckf_cells_missed_(source, user, &below[1]);
+  missed = ckf_cells_missed_(source, user, &own);
+  grown = lanes & ~(lost | missed | ended);
+  for (missed = 0, todo = grown; todo; todo &= todo - 1) {
+    missed |= (uint32_t)ckf_range_open_(&ranges[ckf_lowest_(todo)]) << ckf_lowest_(todo);
+  }
+  ckf_search_narrow_(source, user, ranges, missed, grown, depths);
+  if (lost) {
+    ckf_search_run_(source, user, len, eager, lost, depths);
   }
 }
 
@@ -5471,7 +5537,15 @@ static CKF_INLINE_ void ckf_view_ask_cells_(const void *user, ckf_asked_ *asked)
   const ckf_view_ *const v = (const ckf_view_ *)user;
   uint32_t i;
   for (i = 0; i < asked->n; i++) {
-    ckf_view_ask_(v, asked, i, asked->lane[i], 1);
+    if (i > 0 && asked->at[i] == asked->at[i - 1]) { /* as lanes of equal depth do */
+      asked->fp[i] = asked->fp[i - 1];
+      asked->a[i] = asked->a[i - 1] - asked->lane[i - 1] + asked->lane[i];
+      asked->b[i] = asked->b[i - 1] - asked->lane[i - 1] + asked->lane[i];
+      CKF_PREFETCH_(asked->a[i]);
+      CKF_PREFETCH_(asked->b[i]);
+    } else {
+      ckf_view_ask_(v, asked, i, asked->lane[i], 1);
+    }
   }
 }
 
@@ -5484,19 +5558,28 @@ static CKF_INLINE_ uint32_t ckf_view_cells_(const void *user, const ckf_asked_ *
   return hits;
 }
 
-static void ckf_view_search_(const ckf_view_ *view, uint32_t len, bool eager, uint32_t lanes,
-                             uint32_t depths[CKF_LANES]) {
+static CKF_INLINE_ void ckf_view_run_(const ckf_view_ *view, uint32_t len, bool eager, bool again,
+                                      uint32_t lanes, uint32_t depths[CKF_LANES]) {
   const ckf_source_ source = {ckf_view_ask_rows_, ckf_view_rows_, ckf_view_ask_cells_,
                               ckf_view_cells_};
+  if (again) {
+    ckf_search_again_(&source, view, len, eager, lanes, depths);
+  } else {
+    ckf_search_run_(&source, view, len, eager, lanes, depths);
+  }
+}
+
+static void ckf_view_search_(const ckf_view_ *view, uint32_t len, bool eager, uint32_t lanes,
+                             uint32_t depths[CKF_LANES]) {
 #ifndef __OPTIMIZE_SIZE__
   if (view->shift == 4) { /* a constant from here on: rows of 16 without a loop */
     ckf_view_ wide = *view;
     wide.shift = 4;
-    ckf_search_run_(&source, &wide, len, eager, lanes, depths);
+    ckf_view_run_(&wide, len, eager, false, lanes, depths);
     return;
   }
 #endif
-  ckf_search_run_(&source, view, len, eager, lanes, depths);
+  ckf_view_run_(view, len, eager, false, lanes, depths);
 }
 
 /* ---- entry points ---- */
@@ -5521,8 +5604,7 @@ int ckf_table_find(const ckf_table *table, ckf_query *query, ckf_matches *out) {
   return ready ? CKF_OK : CKF_ERR_UNAVAILABLE;
 }
 
-void ckf_table_find_captured(const ckf_table *table, uint32_t lanes, ckf_query *query,
-                             ckf_matches *out) {
+static ckf_view_ ckf_table_view_(const ckf_table *table, ckf_query *query) {
   ckf_view_ view;
   view.words = table->words_;
   view.keys = query->keys_;
@@ -5530,9 +5612,35 @@ void ckf_table_find_captured(const ckf_table *table, uint32_t lanes, ckf_query *
   view.seed = table->manifest_.format.seed;
   view.mask = (uint32_t)(table->manifest_.format.bucket_count - 1);
   view.shift = table->column_shift_;
+  return view;
+}
+
+void ckf_table_find_captured(const ckf_table *table, uint32_t lanes, ckf_query *query,
+                             ckf_matches *out) {
+  const ckf_view_ view = ckf_table_view_(table, query);
   CKF_MEMSET(out, 0, sizeof *out);
   out->lanes = lanes & table->manifest_.configured;
   ckf_view_search_(&view, query->len_, query->known_ == query->len_, out->lanes, out->depths);
+}
+
+int ckf_table_find_again(const ckf_table *table, ckf_query *query, ckf_matches *matches) {
+  const uint32_t ready = ckf_table_ready(table) & table->manifest_.configured;
+  const uint32_t before = matches->lanes & ready;
+  const ckf_view_ view = ckf_table_view_(table, query);
+  ckf_matches fresh;
+  uint32_t lane;
+  CKF_MEMSET(&fresh, 0, sizeof fresh);
+  if (ready & ~before) {
+    ckf_view_search_(&view, query->len_, query->known_ == query->len_, ready & ~before,
+                     fresh.depths);
+  }
+  for (lane = 0; lane < CKF_LANES; lane++) {
+    fresh.depths[lane] = before >> lane & 1 ? matches->depths[lane] : fresh.depths[lane];
+  }
+  ckf_view_run_(&view, query->len_, query->known_ == query->len_, true, before, fresh.depths);
+  fresh.lanes = ready;
+  *matches = fresh;
+  return ready ? CKF_OK : CKF_ERR_UNAVAILABLE;
 }
 
 uint32_t ckf_search(const ckf_format *format, const uint64_t *words,

@@ -4,7 +4,8 @@
  * How long does a router wait for the depths of all data centres? Prompts of 512 blocks against
  * lanes that hold all of each prompt (full), a prefix of uniform length of its own (uniform), or
  * nothing of it (none); each lane is filled up to its block count with other keys. Asked from local
- * hashes, as for a new prompt, and from sequence hashes kept from the last turn of a conversation.
+ * hashes, as for a new prompt; from sequence hashes that were kept (kept); and as the next turn of
+ * a conversation whose last prompt was a sixteenth shorter, with its hashes and its depths (turn).
  *
  *   bench_query [LANES BLOCKS [LEN [PROMPTS]]]     default: 16 x 1 M, 4 x 1 M, 64 x 1 M;
  *                                                  with BENCH_LARGE set also 16 x 10 M
@@ -110,18 +111,31 @@ static void make_tables(fleet *f) {
   free(words);
 }
 
-/* The sum of all depths of one prompt. */
-static uint64_t ask(const fleet *f, int pattern, size_t prompt, uint64_t *keys, size_t known) {
-  ckf_matches matches;
+enum { FRESH, KEPT, TURN };
+
+/* The sum of all depths of one prompt; `matches` are those of its last turn. */
+static uint64_t ask(const fleet *f, int pattern, size_t prompt, uint64_t *keys, int how,
+                    ckf_matches *matches) {
   ckf_query query;
   uint64_t sum = 0;
-  ckf_query_init(&query, f->locals[pattern] + prompt * f->len, f->len, keys, known);
+  ckf_query_init(&query, f->locals[pattern] + prompt * f->len, f->len, keys,
+                 how == FRESH ? 0 : f->len);
   for (size_t t = 0; t < f->table_count; t++) {
-    bench_need(ckf_table_find(&f->tables[t], &query, &matches) == CKF_OK);
+    bench_need((how == TURN ? ckf_table_find_again(&f->tables[t], &query, &matches[t])
+                            : ckf_table_find(&f->tables[t], &query, &matches[t])) == CKF_OK);
     for (size_t i = 0; i < CKF_LANES; i++)
-      sum += matches.depths[i];
+      sum += matches[t].depths[i];
   }
   return sum;
+}
+
+static void ask_last_turn(const fleet *f, int pattern, size_t prompt, ckf_matches *matches) {
+  uint64_t *const keys = f->keys[pattern] + prompt * f->len;
+  const size_t len = f->len - f->len / 16;
+  ckf_query query;
+  ckf_query_init(&query, NULL, len, keys, len);
+  for (size_t t = 0; t < f->table_count; t++)
+    bench_need(ckf_table_find(&f->tables[t], &query, &matches[t]) == CKF_OK);
 }
 
 static uint64_t sum_wanted(const fleet *f, int pattern, size_t prompt) {
@@ -131,7 +145,9 @@ static uint64_t sum_wanted(const fleet *f, int pattern, size_t prompt) {
   return sum;
 }
 
-static void measure(const fleet *f, int pattern, bool kept) {
+static void measure(const fleet *f, int pattern, int how) {
+  static const char *const hows[] = {"", "_kept", "_turn"};
+  ckf_matches(*const turns)[TABLES] = bench_memory(f->prompts * sizeof *turns);
   double *const times = bench_memory(f->prompts * sizeof *times);
   uint64_t *const scratch = bench_memory(f->len * 8);
   const bool millions = f->blocks % 1000000 == 0;
@@ -139,10 +155,12 @@ static void measure(const fleet *f, int pattern, bool kept) {
   bench_sample p50 = {0}, p99 = {0};
   size_t off = 0;
   for (int run = 0; run < BENCH_RUNS; run++) {
+    for (size_t p = 0; p < f->prompts; p++)
+      ask_last_turn(f, pattern, p, turns[p]);
     for (size_t p = 0; p < f->prompts; p++) {
-      uint64_t *const keys = kept ? f->keys[pattern] + p * f->len : scratch;
+      uint64_t *const keys = how == FRESH ? scratch : f->keys[pattern] + p * f->len;
       const double start = bench_wall_ns();
-      const uint64_t sum = ask(f, pattern, p, keys, kept ? f->len : 0);
+      const uint64_t sum = ask(f, pattern, p, keys, how, turns[p]);
       times[p] = (bench_wall_ns() - start) / 1e3;
       off += run == 0 && sum != sum_wanted(f, pattern, p); /* a collision behind the depth */
     }
@@ -153,8 +171,9 @@ static void measure(const fleet *f, int pattern, bool kept) {
   bench_need(off * 50 <= f->prompts);
   for (int tail = 0; tail < 2; tail++)
     bench_print(tail ? &p99 : &p50, "us", "query_%zu_%zux%zu%s_%s%s%s", f->len, f->lanes, size,
-                millions ? "M" : "", patterns[pattern], kept ? "_kept" : "", tail ? "_p99" : "");
+                millions ? "M" : "", patterns[pattern], hows[how], tail ? "_p99" : "");
   free(times);
+  free(turns);
   free(scratch);
 }
 
@@ -167,9 +186,9 @@ static void run(size_t lanes, size_t blocks, size_t len, size_t prompts) {
   f.prompts = prompts;
   make_prompts(&f);
   make_tables(&f);
-  for (int kept = 0; kept < 2; kept++)
+  for (int how = FRESH; how <= TURN; how++)
     for (int pattern = 0; pattern < 3; pattern++)
-      measure(&f, pattern, kept);
+      measure(&f, pattern, how);
   for (size_t t = 0; t < f.table_count; t++)
     free(f.memory[t]);
   for (int k = 0; k < 3; k++) {

@@ -257,6 +257,17 @@ static void check_depths(const fleet *f, uint32_t configured, const uint64_t *lo
   ckf_matches again;
   cr_assert_eq(ckf_table_find(&f->table, &query, &again), CKF_OK);
   cr_assert_arr_eq(&again, &matches, sizeof again);
+  /* from any guess: the same answer */
+  for (int round = 0; round < 4; round++) {
+    again.lanes = round == 3 ? (uint32_t)draw(UINT32_MAX) : 0xFFFF;
+    for (uint32_t i = 0; i < CKF_LANES; i++)
+      again.depths[i] = round == 0   ? matches.depths[i]
+                        : round == 1 ? matches.depths[i] - (uint32_t)draw(3)
+                                     : (uint32_t)draw(len + 3);
+    ckf_query_init(&query, locals, len, made, (size_t)draw(len + 1));
+    cr_assert_eq(ckf_table_find_again(&f->table, &query, &again), CKF_OK);
+    cr_assert_arr_eq(&again, &matches, sizeof again, "round %d", round);
+  }
 }
 
 Test(ckf_table, all_lanes_answer_what_a_scan_of_each_answers) {
