@@ -5121,11 +5121,13 @@ typedef struct ckf_range_ {
   uint32_t lower, upper, trusted;
 } ckf_range_;
 
-/* Appends at most `n` samples behind the last one, fewer when the prompt ends. */
-static inline void ckf_samples_add_(ckf_asked_ *rows, uint32_t last, uint32_t n, uint32_t len,
-                                    uint32_t stride) {
+/* Appends at most `n` samples behind the last one, fewer when the prompt ends; they started behind
+ * `from`. */
+static inline void ckf_samples_add_(ckf_asked_ *rows, uint32_t from, uint32_t last, uint32_t n,
+                                    uint32_t len, uint32_t stride) {
   for (rows->n = 0; rows->n < n && last != len - 1; rows->n++) {
-    const uint64_t next = last < stride ? (last ? last * UINT64_C(2) : 1) : (uint64_t)last + stride;
+    const uint32_t gone = last - from, step = gone == 0 ? 1 : gone < stride ? gone : stride;
+    const uint64_t next = (uint64_t)last + step;
     last = next < len - 2 ? (uint32_t)next : last < len - 2 ? len - 2 : len - 1;
     rows->at[rows->n] = last;
   }
@@ -5139,20 +5141,21 @@ static inline uint32_t ckf_count_bits_(uint32_t bits) {
   return n;
 }
 
-/* Samples until no lane of a mask is left; what each lies between is in its range then. Returns the
- * lanes that have no answer yet. */
+/* Samples behind `from`, which all lanes of a mask hit, as they do the position before it, until no
+ * lane is left; what each lies between is in its range then. Returns the lanes that have no answer
+ * yet. */
 static CKF_INLINE_ uint32_t ckf_search_sample_(const ckf_source_ *source, const void *user,
-                                               uint32_t len, bool eager, uint32_t lanes,
-                                               ckf_range_ *ranges) {
-  uint32_t stride = CKF_STRIDE_, last = 0, before = 0, open = 0;
+                                               uint32_t from, uint32_t len, bool eager,
+                                               uint32_t lanes, ckf_range_ *ranges) {
+  uint32_t stride = CKF_STRIDE_, last = from, before = from - (from > 0), open = 0;
   uint32_t n = eager && ckf_count_bits_(lanes) <= CKF_IDLE_ ? CKF_ROUND_ : 6;
-  while (len / stride > CKF_SPREAD_) {
+  while ((len - from) / stride > CKF_SPREAD_) {
     stride *= 2;
   }
   for (;;) {
     ckf_asked_ rows;
     uint32_t hits[CKF_ROUND_], i;
-    ckf_samples_add_(&rows, last, n, len, stride);
+    ckf_samples_add_(&rows, from, last, n, len, stride);
     source->ask_rows(user, &rows);
     source->rows(user, &rows, hits);
     for (i = 0; i <= rows.n; i++) {
@@ -5323,7 +5326,7 @@ static CKF_INLINE_ void ckf_search_run_(const ckf_source_ *source, const void *u
   source->rows(user, &first, &row);
   lanes &= row;
   if (lanes) {
-    const uint32_t open = ckf_search_sample_(source, user, len, eager, lanes, ranges);
+    const uint32_t open = ckf_search_sample_(source, user, 0, len, eager, lanes, ranges);
     ckf_search_narrow_(source, user, ranges, open, lanes, depths);
   }
 }
@@ -5346,12 +5349,13 @@ static CKF_INLINE_ uint32_t ckf_cells_missed_(const ckf_source_ *source, const v
 
 /* The same when depths[] holds a guess for each lane. A guess is right when the two positions below
  * it hit and its own misses; where only the last fails the lane has grown, else it is searched
- * anew. */
+ * anew. The lanes that grew from the greatest depth, the end of the last prompt as a rule, are
+ * sampled from there. */
 static CKF_INLINE_ void ckf_search_again_(const ckf_source_ *source, const void *user, uint32_t len,
                                           bool eager, uint32_t lanes, uint32_t depths[CKF_LANES]) {
   ckf_range_ ranges[CKF_LANES];
   ckf_asked_ below[2], own;
-  uint32_t todo, lost = 0, missed, ended = 0, grown;
+  uint32_t todo, lost = 0, ended = 0, grown, open = 0, from = 0, ahead = 0;
   below[0].n = below[1].n = own.n = 0;
   for (todo = lanes; todo; todo &= todo - 1) {
     const uint32_t lane = ckf_lowest_(todo), depth = depths[lane] < len ? depths[lane] : len;
@@ -5377,12 +5381,19 @@ static CKF_INLINE_ void ckf_search_again_(const ckf_source_ *source, const void 
   source->ask_cells(user, &below[1]);
   source->ask_cells(user, &own);
   lost |= ckf_cells_missed_(source, user, &below[0]) | ckf_cells_missed_(source, user, &below[1]);
-  missed = ckf_cells_missed_(source, user, &own);
-  grown = lanes & ~(lost | missed | ended);
-  for (missed = 0, todo = grown; todo; todo &= todo - 1) {
-    missed |= (uint32_t)ckf_range_open_(&ranges[ckf_lowest_(todo)]) << ckf_lowest_(todo);
+  grown = lanes & ~(lost | ended | ckf_cells_missed_(source, user, &own));
+  for (todo = grown; todo; todo &= todo - 1) {
+    const uint32_t lane = ckf_lowest_(todo), depth = ranges[lane].lower;
+    ahead = depth > from ? 0 : ahead;
+    from = depth > from ? depth : from;
+    ahead |= (uint32_t)(depth == from) << lane;
+    open |= (uint32_t)ckf_range_open_(&ranges[lane]) << lane;
   }
-  ckf_search_narrow_(source, user, ranges, missed, grown, depths);
+  if (ahead & (ahead - 1)) {
+    open &= ~ahead;
+    open |= ckf_search_sample_(source, user, from, len, eager, ahead, ranges);
+  }
+  ckf_search_narrow_(source, user, ranges, open, grown, depths);
   if (lost) {
     ckf_search_run_(source, user, len, eager, lost, depths);
   }

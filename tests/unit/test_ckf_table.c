@@ -258,11 +258,13 @@ static void check_depths(const fleet *f, uint32_t configured, const uint64_t *lo
   cr_assert_eq(ckf_table_find(&f->table, &query, &again), CKF_OK);
   cr_assert_arr_eq(&again, &matches, sizeof again);
   /* from any guess: the same answer */
-  for (int round = 0; round < 4; round++) {
+  for (int round = 0; round < 6; round++) {
+    const uint32_t turn = (uint32_t)draw(deepest + 1); /* the length of the last prompt */
     again.lanes = round == 3 ? (uint32_t)draw(UINT32_MAX) : 0xFFFF;
     for (uint32_t i = 0; i < CKF_LANES; i++)
       again.depths[i] = round == 0   ? matches.depths[i]
                         : round == 1 ? matches.depths[i] - (uint32_t)draw(3)
+                        : round >= 4 ? (matches.depths[i] < turn ? matches.depths[i] : turn)
                                      : (uint32_t)draw(len + 3);
     ckf_query_init(&query, locals, len, made, (size_t)draw(len + 1));
     cr_assert_eq(ckf_table_find_again(&f->table, &query, &again), CKF_OK);
