@@ -5082,8 +5082,8 @@ const char *ckf_lane_action_name(enum ckf_lane_action action) {
  *
  * - position 0: most prompts end here, with one sequence hash made
  * - samples at 1, 2, 4 and so on, from CKF_SPREAD_ samples per prompt on at equal distances, and at
- *   the last two positions. A sample is a row: one answer for all lanes. The batches grow, and end
- *   when no lane is left that hit all samples so far; nothing behind is hashed.
+ *   the last two positions. A sample is a row: one answer for all lanes. They end when no lane is
+ *   left that hit all samples so far; not more than one sample behind is hashed.
  * - a lane that missed a sample lies between that and the one before. Cells (one position, one
  *   lane) halve the ranges, or cut them in up to 16 parts while few lanes are left.
  *
@@ -5141,46 +5141,6 @@ static inline uint32_t ckf_count_bits_(uint32_t bits) {
   return n;
 }
 
-/* Samples behind `from`, which all lanes of a mask hit, as they do the position before it, until no
- * lane is left; what each lies between is in its range then. Returns the lanes that have no answer
- * yet. */
-static CKF_INLINE_ uint32_t ckf_search_sample_(const ckf_source_ *source, const void *user,
-                                               uint32_t from, uint32_t len, bool eager,
-                                               uint32_t lanes, ckf_range_ *ranges) {
-  uint32_t stride = CKF_STRIDE_, last = from, before = from - (from > 0), open = 0;
-  uint32_t n = eager && ckf_count_bits_(lanes) <= CKF_IDLE_ ? CKF_ROUND_ : 6;
-  while ((len - from) / stride > CKF_SPREAD_) {
-    stride *= 2;
-  }
-  for (;;) {
-    ckf_asked_ rows;
-    uint32_t hits[CKF_ROUND_], i;
-    ckf_samples_add_(&rows, from, last, n, len, stride);
-    source->ask_rows(user, &rows);
-    source->rows(user, &rows, hits);
-    for (i = 0; i <= rows.n; i++) {
-      const bool end = i == rows.n; /* of this batch, or of the prompt */
-      const uint32_t at = end ? len : rows.at[i];
-      uint32_t missed = !end ? lanes & ~hits[i] : last == len - 1 ? lanes : 0;
-      for (lanes &= ~missed; missed; missed &= missed - 1) {
-        const uint32_t lane = ckf_lowest_(missed);
-        ranges[lane].lower = last;
-        ranges[lane].upper = at;
-        ranges[lane].trusted = before;
-        open |= (uint32_t)((at - last > 1) | (last - before > 1)) << lane;
-      }
-      if (!end) {
-        before = last;
-        last = at;
-      }
-    }
-    if (lanes == 0) {
-      return open;
-    }
-    n = n < 6 ? 8 : n == 6 ? 4 : n;
-  }
-}
-
 /* First miss of a lane in [from, to), or `to`. */
 static CKF_INLINE_ uint32_t ckf_search_scan_(const ckf_source_ *source, const void *user,
                                              uint32_t lane, uint32_t from, uint32_t to) {
@@ -5212,35 +5172,91 @@ static CKF_INLINE_ void ckf_search_down_(const ckf_source_ *source, const void *
   r->lower = r->trusted = r->upper - 1;
 }
 
-/* One cell per lane of a mask: the middle of an open range, the place below a closed one. Returns
- * the lanes that have no answer yet. */
-static CKF_INLINE_ uint32_t ckf_search_halve_(const ckf_source_ *source, const void *user,
-                                              uint32_t lanes, ckf_range_ *ranges) {
-  ckf_asked_ cells;
-  uint32_t i, hits;
-  for (cells.n = 0; lanes; lanes &= lanes - 1, cells.n++) {
+/* Asks for one cell per lane of a mask: the middle of an open range, the place below a closed one.
+ */
+static CKF_INLINE_ void ckf_search_ask_halves_(const ckf_source_ *source, const void *user,
+                                               uint32_t lanes, const ckf_range_ *ranges,
+                                               ckf_asked_ *cells) {
+  for (cells->n = 0; lanes; lanes &= lanes - 1, cells->n++) {
     const uint32_t lane = ckf_lowest_(lanes);
     const uint32_t lower = ranges[lane].lower, width = ranges[lane].upper - lower;
-    cells.lane[cells.n] = (uint8_t)lane;
-    cells.at[cells.n] = lower + width / 2 - (width == 1);
+    cells->lane[cells->n] = (uint8_t)lane;
+    cells->at[cells->n] = lower + width / 2 - (width == 1);
   }
-  source->ask_cells(user, &cells);
-  hits = source->cells(user, &cells);
-  for (i = 0; i < cells.n; i++) {
+  source->ask_cells(user, cells);
+}
+
+/* Looks at them. Returns the lanes that have no answer yet. */
+static CKF_INLINE_ uint32_t ckf_search_halve_(const ckf_source_ *source, const void *user,
+                                              const ckf_asked_ *cells, ckf_range_ *ranges) {
+  const uint32_t hits = source->cells(user, cells);
+  uint32_t i, lanes = 0;
+  for (i = 0; i < cells->n; i++) {
     /* a coin's toss mostly, so what follows from it is computed, not branched to */
-    ckf_range_ *const r = &ranges[cells.lane[i]];
-    const uint32_t at = cells.at[i], hit = 0u - (hits >> i & 1);
+    ckf_range_ *const r = &ranges[cells->lane[i]];
+    const uint32_t at = cells->at[i], hit = 0u - (hits >> i & 1);
     const uint32_t open = 0u - (uint32_t)(at > r->lower);
     if (CKF_UNLIKELY_(!(open | hit))) {
-      ckf_search_down_(source, user, cells.lane[i], r);
+      ckf_search_down_(source, user, cells->lane[i], r);
       continue;
     }
     r->upper = (r->upper & (hit | ~open)) | (at & open & ~hit);
     r->trusted = hit ? open ? r->lower : at : r->trusted;
     r->lower = hit & open ? at : r->lower;
-    lanes |= (uint32_t)ckf_range_open_(r) << cells.lane[i];
+    lanes |= (uint32_t)ckf_range_open_(r) << cells->lane[i];
   }
   return lanes;
+}
+
+/* Samples behind `from`, which all lanes of a mask hit, as they do the position before it, until no
+ * lane is left; what each lies between is in its range then. Each batch is asked for before the
+ * last one is looked at, so what it takes to hash it hides the memory's answer, also to the cells
+ * of the lanes that missed, whose ranges are halved by the way. Returns the lanes that have no
+ * answer yet.
+ */
+static CKF_INLINE_ uint32_t ckf_search_sample_(const ckf_source_ *source, const void *user,
+                                               uint32_t from, uint32_t len, bool eager,
+                                               uint32_t lanes, ckf_range_ *ranges) {
+  ckf_asked_ rows[2], cells;
+  uint32_t hits[CKF_ROUND_], i, turn = 0;
+  uint32_t stride = CKF_STRIDE_, asked, last = from, before = from - (from > 0), open = 0;
+  const uint32_t n = eager ? 4 : 1; /* a key that has to be made costs as much as its stride */
+  while ((len - from) / stride > CKF_SPREAD_) {
+    stride *= 2;
+  }
+  cells.n = 0;
+  ckf_samples_add_(&rows[0], from, from, eager ? 8 : 6, len, stride);
+  source->ask_rows(user, &rows[0]);
+  asked = rows[0].n ? rows[0].at[rows[0].n - 1] : from;
+  for (;; turn ^= 1) {
+    const ckf_asked_ *const row = &rows[turn];
+    ckf_asked_ *const next = &rows[turn ^ 1];
+    ckf_samples_add_(next, from, asked, n, len, stride);
+    source->ask_rows(user, next);
+    asked = next->n ? next->at[next->n - 1] : asked;
+    open = ckf_search_halve_(source, user, &cells, ranges);
+    source->rows(user, row, hits);
+    for (i = 0; i <= row->n; i++) {
+      const bool end = i == row->n; /* of this batch, or of the prompt */
+      const uint32_t at = end ? len : row->at[i];
+      uint32_t missed = !end ? lanes & ~hits[i] : last == len - 1 ? lanes : 0;
+      for (lanes &= ~missed; missed; missed &= missed - 1) {
+        const uint32_t lane = ckf_lowest_(missed);
+        ranges[lane].lower = last;
+        ranges[lane].upper = at;
+        ranges[lane].trusted = before;
+        open |= (uint32_t)((at - last > 1) | (last - before > 1)) << lane;
+      }
+      if (!end) {
+        before = last;
+        last = at;
+      }
+    }
+    if (lanes == 0) {
+      return open;
+    }
+    ckf_search_ask_halves_(source, user, open, ranges, &cells);
+  }
 }
 
 /* Border `i` of a range cut in 1 << shift parts: lower for 0, upper for the last. */
@@ -5296,12 +5312,14 @@ static CKF_INLINE_ void ckf_search_narrow_(const ckf_source_ *source, const void
                                            uint32_t *depths) {
   while (open) {
     const uint32_t n = ckf_count_bits_(open);
-    open = n > CKF_IDLE_ ? ckf_search_halve_(source, user, open, ranges)
-                         : ckf_search_cut_(source, user, open,
-                                           n == 1   ? 4
-                                           : n == 2 ? 3
-                                                    : 2,
-                                           ranges);
+    ckf_asked_ cells;
+    if (n > CKF_IDLE_) {
+      ckf_search_ask_halves_(source, user, open, ranges, &cells);
+      open = ckf_search_halve_(source, user, &cells, ranges);
+    } else {
+      const uint32_t most = n == 1 ? 4 : n == 2 ? 3 : 2;
+      open = ckf_search_cut_(source, user, open, most, ranges);
+    }
   }
   for (; lanes; lanes &= lanes - 1) {
     depths[ckf_lowest_(lanes)] = ranges[ckf_lowest_(lanes)].upper;
