@@ -194,6 +194,17 @@ cross-short: cross-short-build ## tests of hashfmt.h and ckf.h on an emulated bi
 cross-test: cross-build ## tests of all cores on all emulated machines
 	@status=0; $(foreach machine,$(MACHINES),$(call cross_run,$(machine),$(call cross_programs,$(machine))) || status=1;) exit $$status
 
+# ---- threads: the same stand-in, for the thread sanitizer leaves no room for what Criterion shares with its processes ----
+
+THREADS := $(patsubst tests/unit/%.c,$(BUILD)/threads/%,$(wildcard tests/unit/test_*_threads.c))
+$(BUILD)/threads/%: tests/unit/%.c tests/cross/criterion.c src/cores.c $(CORES) $(wildcard tests/unit/*.h)
+	@mkdir -p $(@D)
+	clang -std=c11 -O1 -g -fsanitize=thread -D_GNU_SOURCE -I. -Itests -Itests/cross $(filter %.c,$^) -lpthread -o $@
+
+threads: $(THREADS) ## tests named *_threads under the thread sanitizer, ROUNDS times
+	@TSAN_OPTIONS=halt_on_error=1 scripts/run-tests --label 'tsan   ' --timeout 600 $(if $(TOTAL),--total $(TOTAL)) \
+	  $(foreach round,$(shell seq $(or $(ROUNDS),1)),$^)
+
 $(BUILD)/tests/python/%_pb2.py: proto/%.proto
 	@mkdir -p $(@D)
 	protoc -I proto --python_out=$(@D) $<
@@ -241,6 +252,9 @@ OUR_C = $(CORES) $(wildcard src/*.[ch] proto/*.[ch] transports/*.[ch] transports
 format: ## clang-format all C files in place
 	clang-format -i $(OUR_C)
 
+function-size: ## functions beyond 60 lines or 15 branches that do not say why
+	@scripts/function-size $(OUR_C)
+
 format-check: ## list C files that clang-format would change
 	scripts/check-format $(OUR_C)
 
@@ -263,6 +277,6 @@ help: ## this list
 	@sed -n 's/^\([a-z-]*\):.* ## \(.*\)/\1|\2/p' Makefile | awk -F'|' '{ printf "  make %-13s %s\n", $$1, $$2 }'
 
 FORCE:
-.PHONY: all tests fuzzers test check fuzz coverage cross-build cross-short-build cross-test cross-short demo bench bench-peers benches format format-check firmware toc deps deps-build deps-bench deps-check clean help FORCE
+.PHONY: all tests fuzzers test check fuzz coverage cross-build cross-short-build cross-test cross-short demo bench bench-peers benches format format-check firmware toc function-size threads deps deps-build deps-bench deps-check clean help FORCE
 
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)

@@ -61,6 +61,7 @@ static void change(ckf_producer *p, uint64_t round) {
     ckf_producer_removed(p, &member, CKF_TIER_DEVICE, CKF_DOMAIN_MISSING, gone, 8, &out);
 }
 
+/* As long as what it opens in turn: producer, relay, pool, service, transport. */
 static void serve(int port_pipe) {
   static ckf_producer producer;
   static kvrelay_relay relay;

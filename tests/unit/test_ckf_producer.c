@@ -107,10 +107,19 @@ static void list_add(uint64_t *list, size_t *len, uint64_t value) {
   list[(*len)++] = value;
 }
 
+/* The limits are met one mapping at a time: an event may also fail later for another reason. */
+static bool model_fits(model *m, size_t members_before, const uint64_t *candidates, size_t len) {
+  size_t unique = m->block_len;
+  for (size_t c = 0; c < len; c++)
+    unique += !model_block_of(m, candidates[c]);
+  return m->mapping_len <= MAX_MAPPINGS && unique <= MAX_BLOCKS &&
+         (model_members(m) <= MAX_MEMBERS || model_members(m) <= members_before);
+}
+
 static int model_store(model *m, const ckf_member *member, bool has_parent, uint64_t parent,
                        bool has_start, uint64_t start, const ckf_block *blocks, size_t n) {
   uint64_t candidates[MAX_EVENT], repeats[MAX_EVENT], canonical = 0;
-  size_t candidate_len = 0, repeat_len = 0, unique;
+  size_t candidate_len = 0, repeat_len = 0;
   const size_t before = m->mapping_len, members = model_members(m);
   uint32_t failed = 0;
   if (n == 0)
@@ -138,12 +147,7 @@ static int model_store(model *m, const ckf_member *member, bool has_parent, uint
     }
     list_add(candidates, &candidate_len, canonical);
     m->mappings[m->mapping_len++] = (model_mapping){*member, blocks[i].external, canonical, 0};
-    /* The limits are met one mapping at a time: an event may also fail later for another reason. */
-    unique = m->block_len;
-    for (size_t c = 0; c < candidate_len; c++)
-      unique += !model_block_of(m, candidates[c]);
-    if (m->mapping_len > MAX_MAPPINGS || unique > MAX_BLOCKS ||
-        (model_members(m) > MAX_MEMBERS && model_members(m) > members)) {
+    if (!model_fits(m, members, candidates, candidate_len)) {
       m->mapping_len = before;
       m->stats.nospace_blocks += n;
       return CKF_ERR_NOSPACE;

@@ -830,6 +830,7 @@ static const struct {
     {KVRELAY_REASON_NONE, KVRELAY_GRPC_UNIMPLEMENTED, false, LATE}};
 #define POLICIES (sizeof policies / sizeof policies[0])
 
+/* One case for each policy. */
 static void filter_policy(size_t i) {
   const kvrelay_descriptor pools[2] = {kit_pool(1), kit_pool(3)};
   const kvrelay_relay_info info = {kit_envelope()};
@@ -1075,7 +1076,8 @@ Test(consumer, the_oldest_events_go) {
 
 /* ---- everything at random ---- */
 
-/* What is known of one pool outside: the producer generation that catalogs list, 0 = absent. */
+/* What is known of one pool outside: the producer generation that catalogs list, 0 = absent. One
+ * case for each thing that may happen next. */
 static void soak(uint64_t seed) {
   kvrelay_consumer_config cfg = kit_config();
   uint64_t random = seed, revision = 0;

@@ -152,7 +152,7 @@ static UNUSED void kit_init(kit *k, const kvrelay_consumer_config *cfg) {
   cr_assert_eq(kvrelay_consumer_init(&k->c, cfg, k->mem, len, k->now), KVRELAY_OK);
 }
 
-/* Checks what holds for every action, and carries it out. */
+/* Checks what holds for every action, and carries it out: one case for each kind. */
 static UNUSED void kit_act(kit *k, const kvrelay_action *a) {
   switch (a->kind) {
   case KVRELAY_ACTION_CALL:

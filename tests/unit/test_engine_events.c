@@ -604,6 +604,7 @@ static void put_slots(packer *p, const char *slots) {
 /* 'L' for LOCAL and so on, -1 when absent. */
 static int letter(bool has, kvrelay_text t) { return !has ? -1 : t.ptr[0]; }
 
+/* As long as the list of tails. */
 Test(events, tails) {
   static const tail cases[] = {
       {"", -1, -1, -1, -1, false},

@@ -393,6 +393,7 @@ Test(relay, I3_catalog_of_32_pools_in_ascending_order) {
   fx_close(f);
 }
 
+/* One case for each rule. */
 Test(relay, what_may_be_published) {
   kvrelay_relay_config cfg = fx_config();
   cfg.max_pools = 2;

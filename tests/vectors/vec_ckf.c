@@ -1108,6 +1108,7 @@ static int expect_frame(const uint8_t *frame, ptrdiff_t len, const json_t *hex, 
   return VEC_PASSED;
 }
 
+/* As long as the way of two stores: tokens, hashes, producer, frames, replica, answer. */
 static int run_end_to_end(const json_t *vector, char *why, size_t why_cap) {
   const json_t *input = vec_get(vector, "input"), *expected = vec_get(vector, "expected");
   const int32_t hash_format =
