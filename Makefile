@@ -223,6 +223,15 @@ fuzz: deps-check ## every fuzz target for FUZZ_SECONDS (60); FUZZ=NAME for one, 
 coverage: deps-check ## lines and branches of the cores that tests reach; MISSING=1 names the others
 	+@BUILD='$(BUILD)' MAKE='$(MAKE)' scripts/coverage $(if $(MISSING),--missing)
 
+$(BUILD)/examples/%: examples/%.c $(CORES) examples/data_centre.h
+	@mkdir -p $(@D)
+	$(CC) -std=c99 $(CFLAGS) $(WARN) -I. $< -o $@
+$(BUILD)/examples/%_cpp: examples/%.cpp $(CORES) examples/data_centre.h
+	@mkdir -p $(@D)
+	$(CXX) -std=c++11 $(CFLAGS) -I. $< -o $@
+examples: $(patsubst examples/%.c,$(BUILD)/examples/%,$(wildcard examples/*.c)) \
+  $(patsubst examples/%.cpp,$(BUILD)/examples/%_cpp,$(wildcard examples/*.cpp)) ## build the examples for embedders
+
 demo: deps-build ## build, then show both sides at work on this machine
 	+@$(MAKE) --no-print-directory -s all
 	BUILD='$(BUILD)' tools/demo/run
@@ -247,7 +256,7 @@ benches: $(BENCHES)
 # ---- housekeeping ----
 
 OUR_C = $(CORES) $(wildcard src/*.[ch] proto/*.[ch] transports/*.[ch] transports/*/*.[ch] tools/*/*.[ch] \
-  tests/*/*.[ch] tests/cross/*/*.h bench/*.[ch])
+  tests/*/*.[ch] tests/cross/*/*.h bench/*.[ch] examples/*.h examples/*.c examples/*.cpp)
 
 format: ## clang-format all C files in place
 	clang-format -i $(OUR_C)
@@ -277,6 +286,6 @@ help: ## this list
 	@sed -n 's/^\([a-z-]*\):.* ## \(.*\)/\1|\2/p' Makefile | awk -F'|' '{ printf "  make %-13s %s\n", $$1, $$2 }'
 
 FORCE:
-.PHONY: all tests fuzzers test check fuzz coverage cross-build cross-short-build cross-test cross-short demo bench bench-peers benches format format-check firmware toc function-size threads deps deps-build deps-bench deps-check clean help FORCE
+.PHONY: all tests fuzzers test check fuzz coverage cross-build cross-short-build cross-test cross-short examples demo bench bench-peers benches format format-check firmware toc function-size threads deps deps-build deps-bench deps-check clean help FORCE
 
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)

@@ -1,0 +1,167 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * The same router in C++11: the C objects are members, their memory belongs to vectors, and what
+ * may be asked from any thread is const.
+ *
+ *   c++ -I.. router_query.cpp && ./a.out
+ */
+
+#include <algorithm>
+#include <cstring>
+#include <iostream>
+#include <iterator>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#define CKF_STATIC /* everything of ckf.h is private to this file */
+#define HASHFMT_STATIC
+#include "data_centre.h"
+
+namespace {
+
+void check(int err, const char *what) {
+  if (err < 0)
+    throw std::runtime_error(std::string(what) + ": " + ckf_strerror(err));
+}
+
+/* A prompt and what is known of it, kept from turn to turn of a conversation. */
+class Prompt {
+public:
+  void set(const std::vector<uint32_t> &tokens) {
+    size_t blocks = 0;
+    const size_t known = ckf_query_known(&query_);
+    locals_.resize(tokens.size() / BLOCK_SIZE);
+    keys_.resize(locals_.size());
+    if (hashfmt_blocks(HASHFMT_FORMAT_STANDARD, BLOCK_SIZE, hashfmt_seed(nullptr, 0, nullptr, 0),
+                       tokens.data(), tokens.size(), locals_.data(), nullptr, locals_.size(),
+                       &blocks) != HASHFMT_OK)
+      throw std::runtime_error("hashes");
+    ckf_query_init(&query_, locals_.data(), blocks, keys_.data(), known);
+  }
+  ckf_query *query() { return &query_; }
+  ckf_matches *matches() { return &matches_; }
+
+private:
+  std::vector<uint64_t> locals_, keys_;
+  ckf_query query_ = ckf_query();
+  ckf_matches matches_ = ckf_matches();
+};
+
+class Router {
+public:
+  explicit Router(const std::vector<uint64_t> &dc_ids) : lanes_(dc_ids.size()) {
+    const ckf_config cfg = agreed_config();
+    ckf_manifest manifest = ckf_manifest();
+    manifest.consumer_instance = 1;
+    manifest.format.seed = cfg.seed;
+    check(ckf_config_check(&cfg, &manifest.format.bucket_count), "configuration");
+    for (size_t i = 0; i < dc_ids.size(); i++) {
+      manifest.configured |= 1u << i;
+      manifest.pools[i].dc_id = dc_ids[i];
+    }
+    memory_.resize(ckf_table_mem_size(&manifest));
+    check(ckf_table_init(&table_, &manifest, 2, memory_.data(), memory_.size()), "table");
+    for (uint32_t i = 0; i < lanes_.size(); i++) {
+      Lane &lane = lanes_[i];
+      lane.lease.consumer_instance = manifest.consumer_instance;
+      lane.lease.physical_lane = static_cast<uint8_t>(i);
+      lane.lease.assignment_epoch = 1;
+      lane.identity.pool = manifest.pools[i];
+      lane.identity.format = manifest.format;
+      lane.words.resize(static_cast<size_t>(manifest.format.bucket_count));
+      check(ckf_lane_claim(&lane.writer, &table_, i), "claim");
+      check(ckf_lane_assign(&lane.writer, &lane.identity, &lane.lease), "assign");
+      check(
+          ckf_assembly_init(&lane.assembly, &manifest.format, lane.words.data(), lane.words.size()),
+          "assembly");
+    }
+  }
+  ~Router() {
+    for (Lane &lane : lanes_)
+      ckf_lane_release(&lane.writer);
+  }
+  Router(const Router &) = delete; /* lanes point into the table */
+  Router &operator=(const Router &) = delete;
+
+  /* From the one thread that reads this data centre's stream. */
+  void receive(unsigned number, const uint8_t *frame, size_t len) {
+    Lane &lane = lanes_.at(number);
+    ckf_cbi1_frame view = ckf_cbi1_frame();
+    uint64_t sequence = 0;
+    ckf_lane_outcome outcome;
+    check(ckf_cbi1_decode(&lane.identity.format, frame, len, &view), "frame");
+    if (view.kind == CKF_CBI1_SNAPSHOT) {
+      if (ckf_assembly_absorb(&lane.assembly, &view, &sequence) != 1)
+        return;
+      outcome = ckf_lane_install(&lane.writer, &lane.identity, &lane.lease, sequence,
+                                 lane.words.data(), lane.words.size());
+    } else {
+      lane.images.clear();
+      for (uint32_t i = 0; i < view.image_count; i++)
+        lane.images.push_back(ckf_cbi1_image(&view, i));
+      outcome = ckf_lane_apply_delta(&lane.writer, &lane.identity, &lane.lease, view.base_epoch,
+                                     view.epoch, lane.images.data(), lane.images.size());
+    }
+    std::cout << "lane " << number << ": " << ckf_lane_result_name(outcome.result) << '\n';
+  }
+
+  /* From any thread, also while frames come in. */
+  void ask(Prompt *prompt) const {
+    check(ckf_table_find_again(&table_, prompt->query(), prompt->matches()), "no lane is ready");
+  }
+
+private:
+  struct Lane {
+    ckf_lane writer;
+    ckf_lease lease;
+    ckf_identity identity = ckf_identity();
+    ckf_assembly assembly;
+    std::vector<uint64_t> words;
+    std::vector<ckf_image> images;
+  };
+  ckf_table table_;
+  std::vector<unsigned char> memory_;
+  std::vector<Lane> lanes_;
+};
+
+void receive(void *router, unsigned lane, const uint8_t *frame, size_t len) {
+  static_cast<Router *>(router)->receive(lane, frame, len);
+}
+
+} // namespace
+
+int main() try {
+  std::vector<uint32_t> tokens(400 * BLOCK_SIZE);
+  uint32_t next = 1;
+  const auto word = [&next] { return (next = next * 1664525u + 1013904223u) >> 15; };
+  std::generate(tokens.begin(), tokens.end(), word);
+
+  Router router({100, 101});
+  Prompt prompt;
+  data_centre centres[2];
+  for (unsigned i = 0; i < 2; i++) {
+    data_centre_open(&centres[i], 100 + i);
+    data_centre_caches(&centres[i], tokens.data(), 0, i ? 300 : 40);
+    data_centre_sends_snapshot(&centres[i], receive, &router, i);
+  }
+  for (size_t turn = 0; turn < 3; turn++) {
+    prompt.set(tokens);
+    router.ask(&prompt);
+    const uint32_t *const depths = prompt.matches()->depths;
+    const size_t blocks = tokens.size() / BLOCK_SIZE;
+    std::cout << "turn " << turn << ": " << depths[0] << " and " << depths[1] << " of " << blocks
+              << " blocks\n";
+    /* It runs there, and goes on. */
+    data_centre_caches(&centres[1], tokens.data(), depths[1], blocks);
+    data_centre_sends_delta(&centres[1], receive, &router, 1);
+    std::generate_n(std::back_inserter(tokens), 20 * BLOCK_SIZE, word);
+  }
+  for (data_centre &centre : centres)
+    free(centre.memory);
+  return 0;
+} catch (const std::exception &e) {
+  std::cerr << e.what() << '\n';
+  return 1;
+}
