@@ -43,6 +43,8 @@ UNITS := $(UNIT_SRC:tests/unit/%.c=$(BUILD)/tests/%)
 HELPERS := $(HELPER_SRC:tests/programs/%.c=$(BUILD)/tests/%)
 FUZZERS := $(FUZZ_SRC:tests/fuzz/%.c=$(BUILD)/tests/%)
 RUN_VECTORS := $(BUILD)/tests/run_vectors
+EXAMPLES := $(patsubst examples/%.c,$(BUILD)/examples/%,$(wildcard examples/*.c)) \
+  $(patsubst examples/%.cpp,$(BUILD)/examples/%_cpp,$(wildcard examples/*.cpp))
 BENCHES := $(BENCH_SRC:bench/%.c=$(BUILD)/bench/%)
 
 # ---- flags ----
@@ -229,8 +231,7 @@ $(BUILD)/examples/%: examples/%.c $(CORES) examples/data_centre.h
 $(BUILD)/examples/%_cpp: examples/%.cpp $(CORES) examples/data_centre.h
 	@mkdir -p $(@D)
 	$(CXX) -std=c++11 $(CFLAGS) -I. $< -o $@
-examples: $(patsubst examples/%.c,$(BUILD)/examples/%,$(wildcard examples/*.c)) \
-  $(patsubst examples/%.cpp,$(BUILD)/examples/%_cpp,$(wildcard examples/*.cpp)) ## build the examples for embedders
+examples: $(EXAMPLES) ## build the examples for embedders into $(BUILD)/examples
 
 demo: deps-build ## build, then show both sides at work on this machine
 	+@$(MAKE) --no-print-directory -s all
