@@ -231,9 +231,10 @@ typedef struct ckf_block {
  * would exceed one is refused as a whole (CKF_ERR_NOSPACE). */
 typedef struct ckf_producer_config {
   ckf_config filter;
-  uint32_t max_mappings; /* 0 = 2 * expected_blocks; (member, external) pairs, 11.4 bytes each */
-  uint32_t max_blocks;   /* 0 = 1.25 * expected_blocks; unique canonicals, 10 bytes each; never more
-                            than max_mappings */
+  uint32_t max_mappings; /* 0 = 2 * expected_blocks, at least 2048; (member, external) pairs, 11.4
+                            bytes each */
+  uint32_t max_blocks;   /* 0 = 1.25 * expected_blocks, at least 1280; unique canonicals, 10 bytes
+                            each; never more than max_mappings */
   uint32_t max_members;  /* 0 = 1024; about 180 bytes each */
   bool delta_table;      /* true: 256 KiB more, a lookup instead of a hash per fingerprint */
   bool tags;             /* true: 4 bytes more per mapping for ckf_producer_find; default false */
@@ -266,13 +267,16 @@ typedef void (*ckf_listener_fn)(void *user, uint64_t canonical, bool created);
 /** Counters and sizes of a producer. */
 typedef struct ckf_producer_stats {
   uint64_t members, contributions, unique_blocks, occupied_slots, pending_events;
-  uint64_t unknown_removals, parent_not_found, capacity_failures;
-  uint64_t nospace_blocks; /* blocks of the events that CKF_ERR_NOSPACE refused */
+  uint64_t unknown_removals, parent_not_found;
+  uint64_t capacity_failures; /* blocks that found no place in the filter, ever */
+  uint64_t nospace_blocks;    /* blocks of the events that CKF_ERR_NOSPACE refused */
   uint64_t physical_touches, distinct_touched, emitted, net_reverted;
-  uint64_t generator;    /* state of the relocation generator */
-  uint64_t mem_bytes;    /* the whole memory block */
-  uint64_t exact_bytes;  /* of these: members, mappings, blocks */
-  uint64_t filter_bytes; /* of these: words, dirty tracking, scratch, delta table */
+  uint64_t generator;                /* state of the relocation generator */
+  uint64_t mem_bytes;                /* the whole memory block */
+  uint64_t exact_bytes;              /* of these: members, mappings, blocks */
+  uint64_t filter_bytes;             /* of these: words, dirty tracking, scratch, delta table */
+  uint64_t words_bytes, dirty_bytes; /* of the filter's */
+  uint64_t max_mappings, max_blocks; /* limits, defaults filled in */
 } ckf_producer_stats;
 
 /** One mapping of a member. */
@@ -614,8 +618,9 @@ typedef struct ckf_disposition {
   enum ckf_lane_action action;
 } ckf_disposition;
 
-/** The kind of a producer's or decoder's error. What a lane or its worker did is known to its owner
- * only: lane faults are CKF_FAILURE_CONSUMER_BEFORE_WRITE, or, where the action is to retry,
+/** The kind of a producer's or decoder's error, CKF_FAILURE_NONE for mistakes of the caller. What a
+ * lane or its worker did is known to its owner only: lane faults are
+ * CKF_FAILURE_CONSUMER_BEFORE_WRITE, or, where the action is to retry,
  * CKF_FAILURE_INACTIVE_SNAPSHOT_INSTALL. */
 CKF_API enum ckf_failure ckf_failure_of(int err);
 /** What to do about a kind of failure. */
@@ -2008,6 +2013,7 @@ size_t ckf_filter_contains_n(const ckf_filter *filter, const uint64_t *keys, siz
 #define CKF_FRESH_ 3u /* made by the current event, not yet offered to the filter */
 #define CKF_WAY_BITS_ 5u
 #define CKF_WAYS_ (1u << CKF_WAY_BITS_)
+#define CKF_MIN_EXPECTED_ 1024u   /* for default limits: a small filter is no small exact state */
 #define CKF_MIN_BLOCK_ROWS_ 2048u /* the rest of smaller hashes would not fit a cell */
 #define CKF_OWNER_BITS_MAX_ 16u
 
@@ -2810,15 +2816,17 @@ static void ckf_layout_rows_(const ckf_producer_config *cfg, ckf_layout_ *l) {
 
 static int ckf_layout_make_(ckf_producer_config *cfg, ckf_layout_ *l) {
   const int rc = ckf_config_check(&cfg->filter, &l->buckets);
+  const uint64_t expected = cfg->filter.expected_blocks < CKF_MIN_EXPECTED_
+                                ? CKF_MIN_EXPECTED_
+                                : cfg->filter.expected_blocks;
   if (rc != CKF_OK) {
     return rc;
   }
   if (l->buckets > CKF_MAX_BUCKETS) {
     return CKF_ERR_CAPACITY_OVERFLOW;
   }
-  cfg->max_mappings = ckf_limit_(cfg->max_mappings, cfg->filter.expected_blocks * 2);
-  cfg->max_blocks = ckf_limit_(cfg->max_blocks,
-                               cfg->filter.expected_blocks + cfg->filter.expected_blocks / 4 + 1);
+  cfg->max_mappings = ckf_limit_(cfg->max_mappings, expected * 2);
+  cfg->max_blocks = ckf_limit_(cfg->max_blocks, expected + expected / 4);
   cfg->max_members = ckf_limit_(cfg->max_members, 1024);
   if (cfg->max_mappings > CKF_MAX_LIMIT_ || cfg->max_blocks > CKF_MAX_LIMIT_ ||
       cfg->max_members > CKF_MAX_MEMBERS_) {
@@ -3077,6 +3085,23 @@ static inline int ckf_store_map_one_(ckf_producer *p, ckf_store_ *st, size_t i, 
   return rc;
 }
 
+/* What an event that found no room is refused for: does a block contradict a mapping, the event's
+ * own first ones included? Then the source is wrong, whatever the room. */
+static int ckf_store_refusal_(ckf_producer *p, const ckf_store_ *st) {
+  uint64_t canonical = st->parent;
+  size_t i;
+  for (i = 0; i < st->n; i++) {
+    const ckf_key_ key = ckf_key_make_(p, st->slot, st->blocks[i].external);
+    const uint32_t place = ckf_mapping_find_(p, &key);
+    canonical =
+        st->rooted && i == 0 ? st->blocks[i].local : ckf_child(canonical, st->blocks[i].local);
+    if (place != CKF_NONE_ && ckf_block_canonical_(p, ckf_mapping_block_(p, place)) != canonical) {
+      return CKF_ERR_INVALID_BLOCK_SEQUENCE;
+    }
+  }
+  return CKF_ERR_NOSPACE;
+}
+
 /* Maps the blocks of the event to canonicals and owns them. Stops at the first error with `*done`
  * blocks mapped. Only an event that is hashed in several steps needs the marks of new mappings. */
 static int ckf_store_map_(ckf_producer *p, ckf_store_ *st, size_t *done) {
@@ -3227,6 +3252,7 @@ static int ckf_store_run_(ckf_producer *p, const ckf_member *m, bool has_parent,
   before = p->slots_[st.slot].count;
   rc = ckf_store_map_(p, &st, &done);
   if (rc != CKF_OK) {
+    rc = rc == CKF_ERR_NOSPACE ? ckf_store_refusal_(p, &st) : rc;
     ckf_store_undo_(p, &st, done);
     ckf_count_(&p->nospace_blocks_, rc == CKF_ERR_NOSPACE ? n : 0);
     return rc;
@@ -3484,6 +3510,8 @@ bool ckf_producer_has_pending(const ckf_producer *p) {
 bool ckf_producer_has_tags(const ckf_producer *p) { return p->tags_ != NULL; }
 
 void ckf_producer_stats_get(const ckf_producer *p, ckf_producer_stats *out) {
+  ckf_producer_config cfg = p->cfg_;
+  ckf_layout_ l;
   out->members = p->member_count_;
   out->contributions = p->mapping_count_;
   out->unique_blocks = p->block_count_;
@@ -3501,6 +3529,11 @@ void ckf_producer_stats_get(const ckf_producer *p, ckf_producer_stats *out) {
   out->mem_bytes = p->mem_bytes_;
   out->exact_bytes = p->exact_bytes_;
   out->filter_bytes = p->mem_bytes_ - p->exact_bytes_;
+  (void)ckf_layout_make_(&cfg, &l); /* has succeeded before */
+  out->words_bytes = l.words;
+  out->dirty_bytes = l.dirty_bits + l.dirty;
+  out->max_mappings = p->cfg_.max_mappings;
+  out->max_blocks = p->cfg_.max_blocks;
 }
 
 uint64_t ckf_producer_occupied_buckets(const ckf_producer *p) {
@@ -4660,11 +4693,11 @@ static size_t ckf_seen_words_(const ckf_format *format) {
 }
 
 size_t ckf_table_mem_size(const ckf_manifest *manifest) {
-  const uint64_t columns = UINT64_C(1) << ckf_column_shift_(manifest->configured);
-  uint64_t bytes;
+  uint64_t columns, bytes;
   if (ckf_manifest_check(manifest, NULL) != CKF_OK) {
     return 0;
   }
+  columns = UINT64_C(1) << ckf_column_shift_(manifest->configured);
   bytes = columns * 8 * (manifest->format.bucket_count + ckf_seen_words_(&manifest->format)) +
           CKF_ROW_ALIGN_ - 1;
   return bytes <= PTRDIFF_MAX ? (size_t)bytes : 0;

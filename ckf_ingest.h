@@ -253,6 +253,9 @@ CKF_INGEST_API const char *ckf_ingest_strerror(int err);
 /** The protocol's name of an error (`Saturated`, `LaneRetired`), also for those of ckf.h; "" for
  * CKF_OK; never NULL. */
 CKF_INGEST_API const char *ckf_ingest_errname(int err);
+/** The kind of an error, as ckf_failure_of, also for those of ckf.h; CKF_INGEST_ERR_LANE_FAULT is
+ * told by the outcome. */
+CKF_INGEST_API enum ckf_failure ckf_ingest_failure_of(int err);
 /** The protocol's name of a state. */
 CKF_INGEST_API const char *ckf_ingest_state_name(enum ckf_ingest_state state);
 
@@ -377,7 +380,8 @@ CKF_INGEST_API CKF_MUST_USE int ckf_ingest_adapter_start_abi(ckf_ingest_adapter 
 CKF_INGEST_API CKF_MUST_USE int ckf_ingest_adapter_poll(ckf_ingest_adapter *a, uint64_t now_ns);
 /** Applies an event, whose own verdict is in `out`; at the cadence publishes the window: 1 = a
  * delta was submitted, 0 = none was due. CKF_INGEST_ERR_ADMISSION_CLOSED: the event is refused;
- * CKF_ERR_ENQUEUE, CKF_ERR_FENCED: it counts, but the lane has to recover; CKF_ERR_INVARIANT. */
+ * CKF_ERR_ENQUEUE, CKF_ERR_FENCED: it counts, but the lane has to recover; CKF_ERR_INVARIANT:
+ * admission is closed, rebuild the producer and start anew. */
 CKF_INGEST_API CKF_MUST_USE int ckf_ingest_adapter_apply(ckf_ingest_adapter *a,
                                                          const ckf_ingest_event *event,
                                                          ckf_outcome *out, uint64_t now_ns);
@@ -497,6 +501,21 @@ const char *ckf_ingest_strerror(int err) {
 const char *ckf_ingest_errname(int err) {
   const ckf_ingest_error_row_ *const row = ckf_ingest_error_row_find_(err);
   return row ? row->name : ckf_errname(err);
+}
+
+enum ckf_failure ckf_ingest_failure_of(int err) {
+  switch (err) {
+  case CKF_INGEST_ERR_IMAGE_LIMIT:
+  case CKF_INGEST_ERR_SATURATED:
+  case CKF_INGEST_ERR_LANE_FAULT:
+    return CKF_FAILURE_CONSUMER_BEFORE_WRITE;
+  case CKF_INGEST_ERR_AGE_EXCEEDED:
+  case CKF_INGEST_ERR_CONTROL_TIMEOUT:
+  case CKF_INGEST_ERR_WORKER_FAILED:
+    return CKF_FAILURE_CONSUMER_WORKER_MID_APPLY;
+  default:
+    return ckf_failure_of(err);
+  }
 }
 
 const char *ckf_ingest_state_name(enum ckf_ingest_state state) {
@@ -1480,6 +1499,10 @@ int ckf_ingest_adapter_apply(ckf_ingest_adapter *a, const ckf_ingest_event *even
   case CKF_INGEST_CLEARED:
     (void)ckf_producer_cleared(a->producer_, &event->member, event->domain, out);
     break;
+  }
+  if (out->error == CKF_ERR_INVARIANT) {
+    a->phase_ = CKF_INGEST_SHUT_;
+    return CKF_ERR_INVARIANT;
   }
   return out->boundary ? ckf_ingest_adapter_flush(a, now_ns) : 0;
 }

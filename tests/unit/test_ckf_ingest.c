@@ -6,6 +6,27 @@
 
 /* ---- building ---- */
 
+Test(ckf_ingest, every_failure_has_its_kind) {
+  static const struct {
+    int err;
+    enum ckf_failure failure;
+  } kinds[] = {
+      {CKF_INGEST_ERR_SATURATED, CKF_FAILURE_CONSUMER_BEFORE_WRITE},
+      {CKF_INGEST_ERR_IMAGE_LIMIT, CKF_FAILURE_CONSUMER_BEFORE_WRITE},
+      {CKF_INGEST_ERR_LANE_FAULT, CKF_FAILURE_CONSUMER_BEFORE_WRITE},
+      {CKF_INGEST_ERR_WORKER_FAILED, CKF_FAILURE_CONSUMER_WORKER_MID_APPLY},
+      {CKF_INGEST_ERR_AGE_EXCEEDED, CKF_FAILURE_CONSUMER_WORKER_MID_APPLY},
+      {CKF_INGEST_ERR_CONTROL_TIMEOUT, CKF_FAILURE_CONSUMER_WORKER_MID_APPLY},
+      {CKF_INGEST_ERR_LANE_RETIRED, CKF_FAILURE_NONE},
+      {CKF_INGEST_ERR_LANE_UNASSIGNED, CKF_FAILURE_NONE},
+      {CKF_ERR_PARENT_NOT_FOUND, CKF_FAILURE_SOURCE_PROTOCOL},
+      {CKF_OK, CKF_FAILURE_NONE},
+  };
+  for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++)
+    cr_assert_eq(ckf_ingest_failure_of(kinds[i].err), kinds[i].failure, "%s",
+                 ckf_ingest_errname(kinds[i].err));
+}
+
 Test(ckf_ingest, configuration_is_checked_in_order) {
   const ckf_manifest m = a_manifest(1, BUCKETS);
   ckf_ingest_config cfg = ckf_ingest_config_default(), bad;

@@ -255,8 +255,6 @@ Test(ckf_ingest_adapter, an_omission_is_no_fault) {
   fixture f;
   side s;
   cfg.filter.max_kicks = 1;
-  cfg.max_mappings = 64;
-  cfg.max_blocks = 64;
   producer_setup(&s, &cfg, LANE);
   setup(&f, 1u << LANE, ckf_producer_format(&s.producer)->bucket_count, &in);
   cr_assert_eq(start(&f, &s, 1), CKF_OK);
@@ -287,6 +285,29 @@ Test(ckf_ingest_adapter, an_omission_is_no_fault) {
   cr_assert_eq(depth(&f, LANE, omitted), 1);
   same_words(&f, &s);
   no_report(&f);
+  close_side(&f, &s);
+}
+
+Test(ckf_ingest_adapter, a_damaged_producer_publishes_nothing_more) {
+  ckf_outcome out;
+  fixture f;
+  side s;
+  open_side(&f, &s, 100, 1, 1);
+  cr_assert_eq(store(&f, &s, 1, 1, &out), 1);
+  work(&f, LANE);
+  const uint64_t published = ckf_ingest_adapter_sequence(&s.adapter);
+  uint64_t *const words = (uint64_t *)(uintptr_t)ckf_producer_words(&s.producer);
+  const size_t len = (size_t)ckf_producer_format(&s.producer)->bucket_count * 8;
+  uint64_t *const intact = malloc(len);
+  memcpy(intact, words, len);
+  memset(words, 0, len);
+  cr_assert_eq(removal(&f, &s, 1, &out), CKF_ERR_INVARIANT);
+  cr_assert_eq(ckf_failure_of(out.error), CKF_FAILURE_PREWRITE_INVARIANT);
+  cr_assert_eq(store(&f, &s, 2, 2, &out), CKF_INGEST_ERR_ADMISSION_CLOSED);
+  cr_assert_eq(ckf_ingest_adapter_sequence(&s.adapter), published);
+  cr_assert_eq(depth(&f, LANE, 1), 1, "the lane has not changed");
+  memcpy(words, intact, len);
+  free(intact);
   close_side(&f, &s);
 }
 

@@ -134,6 +134,7 @@ static int model_store(model *m, const ckf_member *member, bool has_parent, uint
   } else if (has_start && start != 0) {
     return CKF_ERR_INVALID_BLOCK_SEQUENCE;
   }
+  bool fits = true;
   for (size_t i = 0; i < n; i++) {
     canonical = i == 0 && !has_parent ? blocks[0].local : ckf_child(canonical, blocks[i].local);
     const model_mapping *mapping = model_find(m, member, blocks[i].external);
@@ -145,13 +146,16 @@ static int model_store(model *m, const ckf_member *member, bool has_parent, uint
       list_add(repeats, &repeat_len, canonical);
       continue;
     }
+    if (!fits)
+      continue;
     list_add(candidates, &candidate_len, canonical);
     m->mappings[m->mapping_len++] = (model_mapping){*member, blocks[i].external, canonical, 0};
-    if (!model_fits(m, members, candidates, candidate_len)) {
-      m->mapping_len = before;
-      m->stats.nospace_blocks += n;
-      return CKF_ERR_NOSPACE;
-    }
+    m->mapping_len -= !(fits = model_fits(m, members, candidates, candidate_len));
+  }
+  if (!fits) {
+    m->mapping_len = before;
+    m->stats.nospace_blocks += n;
+    return CKF_ERR_NOSPACE;
   }
   for (size_t i = 0; i < candidate_len; i++) {
     model_block *block = model_block_of(m, candidates[i]);
@@ -599,6 +603,40 @@ Test(ckf_producer, memory_limits_are_exact_and_change_nothing) {
   cr_assert_eq(store(&p, &member, blocks, 40, &out), CKF_OK, "the last place can be used");
   cr_assert_eq(out.mapped, 1);
   cr_assert_eq(out.repeated, 39);
+  /* a wrong event is the source's fault, whatever the room */
+  blocks[45].external = blocks[2].external;
+  cr_assert_eq(store(&p, &member, blocks, 50, &out), CKF_ERR_INVALID_BLOCK_SEQUENCE);
+  ckf_producer_stats st;
+  ckf_producer_stats_get(&p, &st);
+  cr_assert_eq(st.nospace_blocks, 41 + 1);
+  cr_assert_eq(st.max_mappings, 40);
+  cr_assert_eq(st.max_blocks, 40);
+}
+
+/* The filter says how much it takes; limits that nobody has set do not bite before. */
+Test(ckf_producer, a_small_filter_has_room_for_many_owners) {
+  ckf_producer_config cfg = ckf_producer_config_default();
+  const ckf_member member = {1, 0};
+  static ckf_block blocks[32];
+  ckf_producer_stats st;
+  ckf_outcome out;
+  cfg.filter.max_kicks = 1;
+  const size_t len = ckf_producer_mem_size(&cfg);
+  void *const mem = malloc(len);
+  cr_assert_eq(ckf_producer_init(&p, &cfg, mem, len), CKF_OK);
+  for (size_t i = 0; i < 32; i++)
+    blocks[i] = (ckf_block){1000 + i, 5 + i};
+  cr_assert_eq(store(&p, &member, blocks, 32, &out), CKF_ERR_CAPACITY_EXHAUSTED);
+  cr_assert_eq(out.mapped, 32);
+  ckf_producer_stats_get(&p, &st);
+  cr_assert_eq(st.occupied_slots + out.omitted, 32);
+  cr_assert_eq(st.capacity_failures, out.omitted);
+  cr_assert_eq(st.mem_bytes, len);
+  cr_assert_eq(st.exact_bytes + st.filter_bytes, len);
+  cr_assert_eq(st.words_bytes, 64, "two words, whole cache lines");
+  cr_assert_eq(st.dirty_bytes, 128);
+  cr_assert_lt(st.words_bytes + st.dirty_bytes, st.filter_bytes);
+  free(mem);
 }
 
 Test(ckf_producer, any_alignment_of_memory_works) {

@@ -103,6 +103,12 @@ Test(ckf_table, refuses_a_bad_window_and_other_structs) {
   cr_assert_eq(ckf_table_init(&table, &m, 8, NULL, 0), CKF_ERR_NOSPACE);
   const ckf_manifest none = a_manifest(0, 64);
   cr_assert_eq(ckf_table_init(&table, &none, 2, memory, sizeof memory), CKF_ERR_NO_LANES);
+  ckf_manifest wide = a_manifest(1, 64);
+  for (uint32_t bit = 16; bit < 32; bit++) {
+    wide.configured = UINT32_C(1) << bit;
+    cr_assert_eq(ckf_table_mem_size(&wide), 0);
+    cr_assert_eq(ckf_table_init(&table, &wide, 2, memory, sizeof memory), CKF_ERR_INVALID_LANE);
+  }
 }
 
 Test(ckf_table, a_lane_has_one_writer_at_a_time) {
