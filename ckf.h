@@ -1928,46 +1928,185 @@ size_t ckf_filter_remove_n(ckf_filter *filter, const uint64_t *keys, size_t n, b
   return done;
 }
 
-/* Answers for up to 32 keys, bit i for key i. Both homes are asked for at once: an absent key needs
- * both, and by then it is too late to ask. */
-static inline uint32_t ckf_contains_batch_(const ckf_format *format, const uint32_t *deltas,
-                                           const uint64_t *words, const uint64_t *keys, size_t n) {
-  const uint32_t mask = (uint32_t)(format->bucket_count - 1);
-  uint32_t a[32], b[32], hits = 0;
-  uint16_t fp[32];
-  size_t i;
+#ifdef __OPTIMIZE_SIZE__
+size_t ckf_filter_contains_n(const ckf_filter *filter, const uint64_t *keys, size_t n, bool *ok) {
+  size_t i, done = 0;
   for (i = 0; i < n; i++) {
-    const uint64_t mixed = ckf_xxh3_64_len8(keys[i], format->seed);
-    fp[i] = ckf_fingerprint_(mixed);
-    a[i] = (uint32_t)(mixed >> 16) & mask;
-    CKF_PREFETCH_(&words[a[i]]);
-    b[i] =
-        a[i] ^ ckf_delta_mask_(deltas ? deltas[fp[i]] : ckf_delta_bits_(format->seed, fp[i]), mask);
-    CKF_PREFETCH_(&words[b[i]]);
+    const bool in = ckf_filter_contains(filter, keys[i]);
+    done += in;
+    if (ok) {
+      ok[i] = in;
+    }
   }
-  for (i = 0; i < n; i++) {
-    const uint64_t marks = ckf_match_slots_(CKF_LOAD_RELAXED(&words[a[i]]), fp[i]) |
-                           ckf_match_slots_(CKF_LOAD_RELAXED(&words[b[i]]), fp[i]);
-    hits |= (uint32_t)(marks != 0) << i;
+  return done;
+}
+#else
+/* Buckets that are asked for, and what is looked for in them. Lines are under way while the batch
+ * before is looked at, so a batch lasts as long as memory takes. */
+#define CKF_LOOKS_ 64u
+#define CKF_BYTES_ UINT64_C(0x0101010101010101)
+typedef struct ckf_looks_ {
+  uint32_t bucket[CKF_LOOKS_];
+  uint16_t fp[CKF_LOOKS_];
+  uint8_t key[CKF_LOOKS_]; /* which key of its batch; second homes only */
+  size_t len;
+} ckf_looks_;
+
+/* Number of the lowest byte of a value that is not 0. */
+static inline size_t ckf_first_byte_(uint64_t value) {
+#if defined(__GNUC__)
+  return (size_t)__builtin_ctzll(value) >> 3;
+#else
+  size_t byte = 0;
+  while (!(value >> 8 * byte & 0xFFu)) {
+    byte++;
   }
-  return hits;
+  return byte;
+#endif
 }
 
-size_t ckf_filter_contains_n(const ckf_filter *filter, const uint64_t *keys, size_t n, bool *ok) {
-  size_t at, i, step, done = 0;
-  for (at = 0; at < n; at += step) {
-    uint32_t hits;
-    step = n - at < CKF_BATCH_ ? n - at : CKF_BATCH_;
-    hits = ckf_contains_batch_(&filter->format_, filter->deltas_, filter->words_, keys + at, step);
-    for (i = 0; i < step; i++) {
-      done += hits >> i & 1;
+/* Fills up the last eight with looks whose outcome is not asked for. */
+static inline void ckf_looks_end_(ckf_looks_ *looks, size_t len) {
+  looks->len = len;
+  for (; len % 8 != 0; len++) {
+    looks->bucket[len] = 0;
+    looks->fp[len] = 0;
+  }
+}
+
+/* Byte i of the result is 1 when look `from` + i finds its fingerprint, else 0. */
+static CKF_INLINE_ uint64_t ckf_looks_hits_(const ckf_looks_ *looks, size_t from,
+                                            const uint64_t *words) {
+  const uint32_t *const bucket = looks->bucket + from;
+  const uint16_t *const fp = looks->fp + from;
+#if defined(CKF_KERNEL_AVX2_) || defined(CKF_KERNEL_SSE2_)
+#define CKF_TWO_(I)                                                                                \
+  _mm_castpd_si128(_mm_loadh_pd(_mm_load_sd((const double *)(const void *)&words[bucket[I]]),      \
+                                (const double *)(const void *)&words[bucket[(I) + 1]]))
+  const __m128i all = _mm_loadu_si128((const __m128i *)(const void *)fp);
+  const __m128i low = _mm_unpacklo_epi16(all, all), high = _mm_unpackhi_epi16(all, all);
+  const __m128i h0 = _mm_cmpeq_epi16(_mm_shuffle_epi32(low, 0x50), CKF_TWO_(0));
+  const __m128i h2 = _mm_cmpeq_epi16(_mm_shuffle_epi32(low, 0xFA), CKF_TWO_(2));
+  const __m128i h4 = _mm_cmpeq_epi16(_mm_shuffle_epi32(high, 0x50), CKF_TWO_(4));
+  const __m128i h6 = _mm_cmpeq_epi16(_mm_shuffle_epi32(high, 0xFA), CKF_TWO_(6));
+  const __m128i hits = _mm_packs_epi32(_mm_packs_epi16(h0, h2), _mm_packs_epi16(h4, h6));
+  const __m128i none = _mm_cmpeq_epi16(hits, _mm_setzero_si128());
+  const __m128i bytes = _mm_add_epi8(_mm_packs_epi16(none, none), _mm_set1_epi8(1));
+  uint64_t result;
+  _mm_storel_epi64((__m128i *)(void *)&result, bytes);
+  return result;
+#undef CKF_TWO_
+#else
+  uint64_t result = 0;
+  unsigned i;
+  for (i = 0; i < 8; i++) {
+    const uint64_t marks = ckf_match_slots_(CKF_LOAD_RELAXED(&words[bucket[i]]), fp[i]);
+    result |= (uint64_t)(marks != 0) << 8 * i;
+  }
+  return result;
+#endif
+}
+
+/* Asks for the first homes of a batch. */
+static CKF_INLINE_ void ckf_looks_first_(const ckf_filter *f, const uint64_t *keys, size_t n,
+                                         ckf_looks_ *first) {
+  const uint32_t mask = f->mask_;
+  const uint64_t seed = f->format_.seed;
+  size_t i;
+  for (i = 0; i < n; i++) {
+    const uint64_t mixed = ckf_xxh3_64_len8(keys[i], seed);
+    first->bucket[i] = (uint32_t)(mixed >> 16) & mask;
+    first->fp[i] = ckf_fingerprint_(mixed);
+    CKF_PREFETCH_(&f->words_[first->bucket[i]]);
+  }
+  ckf_looks_end_(first, n);
+}
+
+/* Looks at the first homes and asks for the second ones where these do not answer; returns how many
+ * did. Eight keys that are all absent from their first homes, as usual for keys the filter does not
+ * hold, go through without a branch. */
+static CKF_INLINE_ size_t ckf_looks_second_(const ckf_filter *f, const ckf_looks_ *first,
+                                            ckf_looks_ *second, bool *ok) {
+  const uint32_t mask = f->mask_, *const deltas = f->deltas_;
+  size_t at, i, len = 0;
+  for (at = 0; at < first->len; at += 8) {
+    const size_t n = first->len - at < 8 ? first->len - at : 8;
+    const uint64_t hits = ckf_looks_hits_(first, at, f->words_);
+    uint64_t open = (hits ^ CKF_BYTES_) & UINT64_MAX >> (64 - 8 * n);
+    if (ok) {
+      for (i = 0; i < n; i++) {
+        ok[at + i] = hits >> 8 * i & 1;
+      }
+    }
+    if (open == CKF_BYTES_ && deltas) {
+      for (i = 0; i < 8; i++) {
+        const uint16_t fp = first->fp[at + i];
+        second->fp[len + i] = fp;
+        second->key[len + i] = (uint8_t)(at + i);
+        second->bucket[len + i] = first->bucket[at + i] ^ ckf_delta_mask_(deltas[fp], mask);
+      }
+      for (i = 0; i < 8; i++) {
+        CKF_PREFETCH_(&f->words_[second->bucket[len + i]]);
+      }
+      len += 8;
+      continue;
+    }
+    for (; open; open &= open - 1) {
+      const size_t key = at + ckf_first_byte_(open);
+      const uint16_t fp = first->fp[key];
+      second->fp[len] = fp;
+      second->key[len] = (uint8_t)key;
+      second->bucket[len] = ckf_filter_alt_(f, first->bucket[key], fp);
+      CKF_PREFETCH_(&f->words_[second->bucket[len]]);
+      len++;
+    }
+  }
+  ckf_looks_end_(second, len);
+  return first->len - len;
+}
+
+/* Looks at the second homes; returns how many answer. */
+static CKF_INLINE_ size_t ckf_looks_last_(const ckf_filter *f, const ckf_looks_ *second, bool *ok) {
+  size_t at, done = 0;
+  for (at = 0; at < second->len; at += 8) {
+    const size_t n = second->len - at < 8 ? second->len - at : 8;
+    uint64_t hits = ckf_looks_hits_(second, at, f->words_) & UINT64_MAX >> (64 - 8 * n);
+    for (; hits; hits &= hits - 1) {
+      done++;
       if (ok) {
-        ok[at + i] = hits >> i & 1;
+        ok[second->key[at + ckf_first_byte_(hits)]] = true;
       }
     }
   }
   return done;
 }
+
+size_t ckf_filter_contains_n(const ckf_filter *filter, const uint64_t *keys, size_t n, bool *ok) {
+  ckf_looks_ first[2], second[2]; /* of even and of odd batches */
+  size_t at, done = 0;
+  unsigned turn = 0;
+  if (n == 1) {
+    const bool in = ckf_filter_contains(filter, keys[0]);
+    if (ok) {
+      ok[0] = in;
+    }
+    return in;
+  }
+  second[1].len = 0;
+  ckf_looks_first_(filter, keys, n < CKF_LOOKS_ ? n : CKF_LOOKS_, &first[0]);
+  for (at = 0; at < n; at += CKF_LOOKS_, turn ^= 1) {
+    if (n - at > CKF_LOOKS_) {
+      const size_t left = n - at - CKF_LOOKS_;
+      ckf_looks_first_(filter, keys + at + CKF_LOOKS_, left < CKF_LOOKS_ ? left : CKF_LOOKS_,
+                       &first[turn ^ 1]);
+    }
+    done += ckf_looks_second_(filter, &first[turn], &second[turn], ok ? ok + at : NULL);
+    done += ckf_looks_last_(filter, &second[turn ^ 1], ok && at > 0 ? ok + at - CKF_LOOKS_ : NULL);
+  }
+  return done +
+         ckf_looks_last_(filter, &second[turn ^ 1], ok && n > 0 ? ok + at - CKF_LOOKS_ : NULL);
+}
+#endif
 
 /* ==== producer (impl) ==== */
 /*

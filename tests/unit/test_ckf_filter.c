@@ -207,6 +207,48 @@ Test(ckf_filter, batches_equal_single_calls) {
   cr_assert_arr_eq(one_words, all_words, sizeof one_words);
 }
 
+/* Batches of every length around the library's own, of keys that are held, that are not, and both;
+ * in a table where many keys sit in their second homes. */
+Test(ckf_filter, finds_in_batches_equal_single_finds) {
+  enum { BUCKETS = 512, KEYS = 1800, LEN = 300 };
+  const ckf_format format = {5, BUCKETS};
+  static uint64_t words[BUCKETS], held[KEYS];
+  static uint32_t deltas[CKF_DELTA_TABLE_LEN];
+  static ckf_image log[501];
+  uint64_t state = 11;
+  size_t second = 0;
+  ckf_delta_table(format.seed, deltas);
+  for (int with_table = 0; with_table < 2; with_table++) {
+    ckf_filter f;
+    memset(words, 0, sizeof words);
+    cr_assert_eq(ckf_filter_init(&f, &format, 500, words, log, with_table ? deltas : NULL), CKF_OK);
+    for (size_t i = 0; i < KEYS; i++) {
+      held[i] = ckf_rng_draw(&state);
+      cr_assert_eq(ckf_filter_insert(&f, held[i]), CKF_OK);
+    }
+    for (size_t n = 0; n <= LEN; n++)
+      for (int kind = 0; kind < 3; kind++) {
+        uint64_t keys[LEN];
+        bool want[LEN + 1], got[LEN + 1];
+        size_t sum = 0;
+        for (size_t i = 0; i < n; i++) {
+          const uint64_t draw = ckf_rng_draw(&state);
+          const ckf_probe probe = ckf_probe_make(&format, held[draw % KEYS]);
+          const bool present = kind == 0 || (kind == 1 && draw >> 32 & 1);
+          keys[i] = present ? held[draw % KEYS] : ckf_rng_draw(&state);
+          second += present && !ckf_word_contains(words[probe.a], probe.fp);
+          sum += want[i] = ckf_filter_contains(&f, keys[i]);
+        }
+        got[n] = true; /* must not be written */
+        cr_assert_eq(ckf_filter_contains_n(&f, keys, n, got), sum, "%zu keys", n);
+        cr_assert_arr_eq(got, want, n);
+        cr_assert(got[n]);
+        cr_assert_eq(ckf_filter_contains_n(&f, keys, n, NULL), sum);
+      }
+  }
+  cr_assert_gt(second, 1000);
+}
+
 Test(ckf_filter, homes_differ_and_lead_to_each_other) {
   for (uint64_t buckets = 2; buckets <= 4096; buckets *= 8) {
     const ckf_format format = {CKF_DEFAULT_SEED, buckets};
