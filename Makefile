@@ -219,6 +219,12 @@ test: all tests ## unit tests and vectors, one build, no end-to-end tests
 check: deps-check ## everything that must hold before a commit; ends with "N passed, N failed"
 	+@BUILD='$(BUILD)' MAKE='$(MAKE)' scripts/check
 
+check-all: deps-check-all ## check and all that takes longer: coverage, study, fuzzing, threads, foreign machines, valgrind
+	+@BUILD='$(BUILD)' MAKE='$(MAKE)' scripts/check-all
+
+study: $(RUN_VECTORS) ## the accuracy study of ckf.h's search at full size, and its numbers
+	$(RUN_VECTORS) --verbose --only study tests/vectors/ckf.json
+
 fuzz: deps-check ## every fuzz target for FUZZ_SECONDS (60); FUZZ=NAME for one, MERGE=1 keeps what was found
 	+@BUILD='$(BUILD)' MAKE='$(MAKE)' scripts/fuzz $(FUZZ)
 
@@ -274,7 +280,7 @@ firmware: ## compile the cores for small and foreign machines; UPDATE=1 accepts 
 toc: ## check that the contents list of each header equals its banners
 	scripts/check-toc $(CORES)
 
-deps-build deps-bench deps-check: deps-%:
+deps-build deps-bench deps-check deps-check-all: deps-%:
 	@scripts/deps $*
 
 deps: ## install, or name, the Debian packages that build and tests need
@@ -287,6 +293,6 @@ help: ## this list
 	@sed -n 's/^\([a-z-]*\):.* ## \(.*\)/\1|\2/p' Makefile | awk -F'|' '{ printf "  make %-13s %s\n", $$1, $$2 }'
 
 FORCE:
-.PHONY: all tests fuzzers test check fuzz coverage cross-build cross-short-build cross-test cross-short examples demo bench bench-peers benches format format-check firmware toc function-size threads deps deps-build deps-bench deps-check clean help FORCE
+.PHONY: all tests fuzzers test check check-all study fuzz coverage cross-build cross-short-build cross-test cross-short examples demo bench bench-peers benches format format-check firmware toc function-size threads deps deps-build deps-bench deps-check deps-check-all clean help FORCE
 
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)

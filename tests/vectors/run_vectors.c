@@ -1,9 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * run_vectors FILE…              runs every vector of the files, ends with "N passed, N failed, N
- * skipped" run_vectors --self-test FILE…  falsifies the expectation of every vector that passes; it
- * must fail then
+ * run_vectors [--self-test] [--verbose] [--only KIND] FILE…   runs every vector of the files
+ *
+ * --self-test   also falsifies the expectation of every vector that passes; it must fail then
+ * --verbose     names each vector, and shows what it has to say of itself when it passed
+ * --only KIND   leaves out those of other kinds
+ *
+ * Ends with "N passed, N failed, N skipped"; with --only without the last, for one must have run.
  *
  * Exit: 0 all passed or skipped, 1 something failed, 2 a file cannot be read or has another shape.
  */
@@ -186,13 +190,16 @@ static bool states_whole(const json_t *vector) {
 /* ---- one vector, one file ---- */
 
 static bool self_test, verbose;
+static const char *only;
 
 static void run_one(tally *sum, const char *subject, const char *kind_name, json_t *vector) {
   const char *id = json_string_value(json_object_get(vector, "id"));
+  if (only && strcmp(kind_name, only) != 0)
+    return;
   if (verbose)
     printf("%s %s %s\n", subject, kind_name, id ? id : "?");
   const vec_kind *kind = find_kind(subject, kind_name);
-  char why[512] = "no reason given";
+  char why[2048] = "";
   int result = kind ? vec_run_guarded(kind, vector, why, sizeof why) : VEC_SKIPPED;
   if (result == VEC_SKIPPED) {
     note_skip(sum, subject, kind_name);
@@ -207,10 +214,13 @@ static void run_one(tally *sum, const char *subject, const char *kind_name, json
   }
   if (result == VEC_PASSED) {
     sum->passed++;
+    if (verbose && why[0])
+      printf("%s\n", why);
     return;
   }
   sum->failed++;
-  printf("FAILED %s %s %s: %s\n", subject, kind_name, id ? id : "?", why);
+  printf("FAILED %s %s %s: %s\n", subject, kind_name, id ? id : "?",
+         why[0] ? why : "no reason given");
 }
 
 static bool run_file(tally *sum, const char *path, json_t *root) {
@@ -248,11 +258,13 @@ int main(int argc, char **argv) {
       self_test = true;
     else if (strcmp(argv[first], "--verbose") == 0)
       verbose = true;
+    else if (strcmp(argv[first], "--only") == 0 && first + 1 < argc)
+      only = argv[++first];
     else
       break;
   }
   if (first >= argc || argv[first][0] == '-') {
-    fprintf(stderr, "usage: run_vectors [--self-test] [--verbose] FILE...\n");
+    fprintf(stderr, "usage: run_vectors [--self-test] [--verbose] [--only KIND] FILE...\n");
     return 2;
   }
   setvbuf(stdout, NULL, _IOLBF,
@@ -272,7 +284,14 @@ int main(int argc, char **argv) {
   }
   for (size_t i = 0; i < sum.skips_len; i++)
     printf("skipped %s %s: %zu\n", sum.skips[i].subject, sum.skips[i].kind, sum.skips[i].count);
-  printf("%zu passed, %zu failed, %zu skipped\n", sum.passed, sum.failed, sum.skipped);
+  if (only && sum.passed == 0 && sum.failed == 0) {
+    printf("FAILED no vector of kind %s was run\n", only);
+    sum.failed = 1;
+  }
+  printf("%zu passed, %zu failed", sum.passed, sum.failed);
+  if (!only)
+    printf(", %zu skipped", sum.skipped);
+  printf("\n");
   for (int i = first; i < argc; i++)
     json_decref(roots[i]);
   free(roots);

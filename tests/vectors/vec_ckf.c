@@ -1799,6 +1799,29 @@ static int study_expect(const study *s, const json_t *expected, char *why, size_
   return study_expect_rows(s, vec_get(expected, "rows"), why, why_cap);
 }
 
+static void study_say(const char *who, const study_search *got, char *why, size_t why_cap) {
+  const size_t len = strlen(why);
+  snprintf(why + len, why_cap - len,
+           "\n  %-26s %3" PRIu64 " lane mismatches %4" PRIu64 " over-reports in sum %2" PRIu64
+           " under-reports %3" PRIu64 " wrong best",
+           who, got->lane_mismatches, got->over, got->under, got->wrong_best);
+}
+
+/* What passed, in figures. */
+static void study_report(const study *s, const json_t *rows, char *why, size_t why_cap) {
+  const json_t *row;
+  size_t i;
+  snprintf(why, why_cap, "  %" PRIu64 " queries, %" PRIu64 " lane answers", s->queries, s->answers);
+  study_say("linear scan, to the truth", &s->truth_of_linear, why, why_cap);
+  study_say("ours, to a linear scan", &s->ours, why, why_cap);
+  json_array_foreach (rows, i, row) {
+    char who[40];
+    snprintf(who, sizeof who, "reference, w %" PRIu64 "%s", member_u64(row, "window"),
+             json_is_true(vec_get(row, "fallback")) ? " + fallback" : "");
+    study_say(who, &s->references[i], why, why_cap);
+  }
+}
+
 static int run_study(const json_t *vector, char *why, size_t why_cap) {
   const json_t *input = vec_get(vector, "input"), *expected = vec_get(vector, "expected");
   const json_t *occupancies = vec_get(input, "occupancies"), *value;
@@ -1841,7 +1864,10 @@ static int run_study(const json_t *vector, char *why, size_t why_cap) {
       }
     }
   }
-  return study_expect(s, expected, why, why_cap);
+  if (study_expect(s, expected, why, why_cap) != VEC_PASSED)
+    return VEC_FAILED;
+  study_report(s, rows, why, why_cap);
+  return VEC_PASSED;
 }
 
 /* ---- table: every kind starts with a clean list of memory ---- */
