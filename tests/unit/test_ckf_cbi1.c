@@ -3,12 +3,11 @@
 /* CBI1: what the decoder refuses and in which order, and that encoder and decoder agree. */
 
 #include "ckf.h"
+#include "test_guard.h"
 
 #include <criterion/criterion.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
 #include <xxhash.h>
 
 static const ckf_format format = {0x5EED, 64};
@@ -51,24 +50,20 @@ static int decode(const uint8_t *frame, size_t len) {
 }
 
 /* The frame ends where readable memory ends. */
-static uint8_t *guarded(const uint8_t *frame, size_t len) {
-  const size_t page = (size_t)sysconf(_SC_PAGESIZE), size = (len / page + 2) * page;
-  uint8_t *map = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  cr_assert_neq(map, MAP_FAILED);
-  cr_assert_eq(mprotect(map + size - page, page, PROT_NONE), 0);
-  uint8_t *at = map + size - page - len;
-  memcpy(at, frame, len);
-  return at;
+static int decode_guarded(const uint8_t *frame, size_t len) {
+  uint8_t *const at = guard_copy(frame, len);
+  const int rc = decode(at, len);
+  guard_free(at, len);
+  return rc;
 }
 
 Test(ckf_cbi1, every_prefix_and_every_flipped_body_bit_is_refused) {
   uint8_t frame[1024];
   for (int kind = 0; kind < 2; kind++) {
     const size_t len = kind ? make_chunk(frame, sizeof frame) : make_delta(frame, sizeof frame, 9);
-    cr_assert_eq(decode(guarded(frame, len), len), CKF_OK);
+    cr_assert_eq(decode_guarded(frame, len), CKF_OK);
     for (size_t cut = 0; cut < len; cut++)
-      cr_assert_eq(decode(guarded(frame, cut), cut),
-                   cut < 48 ? CKF_ERR_TRUNCATED : CKF_ERR_CHECKSUM);
+      cr_assert_eq(decode_guarded(frame, cut), cut < 48 ? CKF_ERR_TRUNCATED : CKF_ERR_CHECKSUM);
     for (size_t bit = 44 * 8; bit < len * 8; bit++) {
       frame[bit / 8] ^= (uint8_t)(1u << bit % 8);
       cr_assert_eq(decode(frame, len), CKF_ERR_CHECKSUM);
@@ -87,7 +82,7 @@ Test(ckf_cbi1, short_bodies_end_in_readable_memory) {
       memset(frame + 48, 0, 32);
       put(frame, 52, 1, 4); /* chunk_count of a chunk */
       seal(frame, len);
-      const int rc = decode(guarded(frame, len), len);
+      const int rc = decode_guarded(frame, len);
       const bool good = kind == 1 ? len >= 64 && (len - 64) % 8 == 0 : len == 60;
       cr_assert_eq(rc, good ? CKF_OK : CKF_ERR_MALFORMED, "kind %d, %zu bytes: %d", kind, len, rc);
     }
