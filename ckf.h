@@ -91,6 +91,14 @@
 #define CKF_CBI1_WIRE_VERSION 1 /* bytes of a frame */
 
 /* ==== configuration ==== */
+/*
+ * Set before the first include, or in a file that CKF_CONFIG_H names:
+ *
+ * CKF_MEMCPY, CKF_MEMSET, CKF_MEMCMP: all three, instead of those of <string.h>.
+ * CKF_LOAD_ACQUIRE and its five companions below: atomic access where the compiler has none.
+ * CKF_PORTABLE: no vector instructions in the search.
+ * CKF_BYTEWISE: assume no byte order; slower, the same results, and no ckf_cbi1_snapshot_prefix.
+ */
 
 #ifndef CKF_MEMCPY
 #include <string.h>
@@ -875,7 +883,7 @@ CKF_API CKF_MUST_USE ptrdiff_t ckf_cbi1_snapshot_encode(const ckf_format *format
                                                         uint32_t chunk_index, uint8_t *out,
                                                         size_t cap);
 /** The first 64 bytes of the same frame; the caller sends `*body_words` words (`*body`) after them
- * from memory. Only where memory is little endian, else CKF_ERR_ARG. */
+ * from memory. Only where memory is known to be little endian, else CKF_ERR_ARG. */
 CKF_API CKF_MUST_USE int ckf_cbi1_snapshot_prefix(const ckf_format *format, uint64_t dc_id,
                                                   uint64_t epoch, const uint64_t *words,
                                                   size_t word_count, uint32_t chunk_buckets,

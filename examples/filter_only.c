@@ -53,8 +53,9 @@ static size_t transfer(const ckf_format *format, const uint64_t *words, uint64_t
 int main(void) {
   /* How many buckets hold so many keys at the load the protocol wants? */
   ckf_config cfg = ckf_config_default();
-  ckf_format format = {0, CKF_DEFAULT_SEED};
+  ckf_format format;
   cfg.expected_blocks = KEYS;
+  format.seed = cfg.seed;
   need(ckf_config_check(&cfg, &format.bucket_count) == CKF_OK, "configuration");
 
   /* All memory is ours: words, the log of one insertion's moves, and the replica's block. */

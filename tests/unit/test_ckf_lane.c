@@ -101,6 +101,21 @@ Test(ckf_replica, starts_over_after_a_reset) {
   cr_assert_null(ckf_replica_words(&r));
 }
 
+Test(ckf_replica, the_largest_sequence_has_no_next) {
+  const ckf_image image = {1, 7};
+  ckf_replica r;
+  ckf_cbi1_frame view;
+  cr_assert_eq(ckf_replica_init(&r, &format, memory, sizeof memory), CKF_OK);
+  for (uint32_t i = 0; i < 2; i++) {
+    view = chunk(UINT64_MAX, 9, i);
+    cr_assert_eq(ckf_replica_apply(&r, &view), (int)i);
+  }
+  view = delta(UINT64_MAX, 0, &image, 1);
+  cr_assert_eq(ckf_replica_apply(&r, &view), CKF_ERR_SEQUENCE);
+  cr_assert_eq(ckf_replica_words(&r)[1], 9);
+  cr_assert_eq(ckf_replica_sequence(&r), UINT64_MAX);
+}
+
 Test(ckf_replica, memory_limits_are_exact) {
   ckf_replica r;
   const ckf_format odd = {5, 96};

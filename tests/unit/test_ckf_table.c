@@ -334,3 +334,26 @@ Test(ckf_table, a_conversation_keeps_its_hashes) {
   }
   free(f->memory);
 }
+
+/* Right below a guess that no longer holds one position hits by chance: it is not taken for the
+ * prefix. */
+Test(ckf_table, a_stale_depth_is_not_saved_by_a_collision) {
+  static uint64_t keys[LEN];
+  fleet *const f = a_fleet(1, 0);
+  ckf_query query;
+  for (size_t i = 0; i < LEN; i++)
+    keys[i] = draw(UINT64_MAX);
+  ckf_query_init(&query, NULL, LEN, keys, LEN);
+  for (uint32_t depth = 0; depth < 40; depth++) {
+    for (uint32_t guess = depth + 2; guess < 60; guess++) {
+      ckf_matches matches = {1, {guess}};
+      change(f, 0, keys[guess - 1], true);
+      cr_assert_eq(ckf_table_find_again(&f->table, &query, &matches), CKF_OK);
+      cr_assert_eq(matches.depths[0], depth, "guess %u: %u, not %u", guess, matches.depths[0],
+                   depth);
+      change(f, 0, keys[guess - 1], false);
+    }
+    change(f, 0, keys[depth], true);
+  }
+  free(f->memory);
+}

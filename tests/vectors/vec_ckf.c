@@ -769,8 +769,6 @@ static void producer_open(producer *s, const json_t *config, bool delta_table) {
   ckf_producer_config cfg = ckf_producer_config_default();
   memset(s, 0, sizeof *s);
   cfg.filter = read_config(config);
-  cfg.max_mappings = 8192;
-  cfg.max_blocks = 4096;
   cfg.max_members = 64;
   cfg.delta_table = delta_table;
   const size_t len = ckf_producer_mem_size(&cfg);
