@@ -213,3 +213,41 @@ Test(ckf_lane, the_largest_sequence_ends_a_lane) {
   cr_assert_eq(ckf_lane_apply_delta(&lane, &identity, &lease, UINT64_MAX, 0, &image, 1).result,
                CKF_LANE_IGNORED_STALE);
 }
+
+/* ---- names ---- */
+
+Test(ckf_lane, results_faults_and_actions_have_the_protocols_names) {
+  static const char *const results[] = {
+      "IgnoredForeignLease", "IgnoredStaleOrDuplicate", "AwaitingSnapshot", "SnapshotInstalled",
+      "DeltaApplied",        "DrainAcknowledged",       "LaneDeactivated",  "Unknown"};
+  static const char *const faults[] = {"",
+                                       "WrongIdentity",
+                                       "InvalidSnapshotBucketCount",
+                                       "SnapshotWhileReady",
+                                       "BaseSequenceMismatch",
+                                       "SequenceExhausted",
+                                       "NonContiguousSequence",
+                                       "EmptyDelta",
+                                       "InvalidImageIndex",
+                                       "DuplicateImageIndex",
+                                       "TerminalSequenceMismatch",
+                                       "Unknown"};
+  static const char *const actions[] = {"",
+                                        "ContinueCapacityOmission",
+                                        "ReportResourceFailure",
+                                        "RejectSource",
+                                        "FenceAndRebuildProducer",
+                                        "DeactivateAndSnapshot",
+                                        "RetrySnapshot",
+                                        "Unknown"};
+  static const char *const fences[] = {"", "SequenceExhausted", "DeliveryUncertain", "LeaseStalled",
+                                       "Unknown"};
+  for (int i = 0; i < 8; i++) {
+    cr_assert_str_eq(ckf_lane_result_name((enum ckf_lane_result)i), results[i]);
+    cr_assert_str_eq(ckf_lane_action_name((enum ckf_lane_action)i), actions[i]);
+  }
+  for (int i = 0; i < 12; i++)
+    cr_assert_str_eq(ckf_lane_fault_name((enum ckf_lane_fault)i), faults[i]);
+  for (int i = 0; i < 5; i++)
+    cr_assert_str_eq(ckf_fence_name((enum ckf_fence)i), fences[i]);
+}
