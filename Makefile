@@ -150,11 +150,12 @@ $(BUILD)/obj/tests/vectors/run_vectors.o: $(wildcard tests/vectors/vec_*.c)
 
 # ---- foreign machines: what needs the cores alone, linked statically, run by an emulator ----
 
-# Big endian with 32 and 64 bits, little endian with 32.
-MACHINES := mips s390x i686
+# Big endian with 32 and 64 bits, little endian with 32, and the one whose vector kernel no other runs.
+MACHINES := mips s390x i686 aarch64
 CROSS_QEMU_mips := qemu-mips
 CROSS_QEMU_s390x := qemu-s390x
 CROSS_QEMU_i686 := qemu-i386
+CROSS_QEMU_aarch64 := qemu-aarch64
 CROSS_JSON := tests/vectors/hashfmt.json tests/vectors/ckf.json
 CROSS_VECTORS := $(patsubst %.c,%,tests/vectors/run_vectors.c tests/vectors/vectors.c tests/vectors/vec_hashfmt.c tests/vectors/vec_ckf.c tests/support/reference_search.c)
 ifneq ($(filter cross-%,$(MAKECMDGOALS)),) # other targets need not look for them
