@@ -210,7 +210,7 @@ static void ask(uint16_t port) {
 
 int main(void) {
   int port_pipe[2];
-  uint16_t port;
+  uint16_t port = 0;
   must(pipe(port_pipe) == 0, "pipe");
   pid_t server = fork();
   if (server == 0)
