@@ -1,10 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What does one connection carry over loopback?  Server and client are two processes; each figure
- * is the best of three runs. */
+
+/*
+ * What does one connection carry over loopback? Server and client are two processes, so that the
+ * wall clock measures.
+ */
+
+#include "bench.h"
+
 #include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -167,68 +170,57 @@ static void on_end(kvrelay_caller *self, uint32_t call, const kvrelay_status *st
   unary(c);
 }
 
-static void need(bool good, const char *what) {
-  if (good)
-    return;
-  fprintf(stderr, "bench_grpc: %s\n", what);
-  exit(1);
-}
-
+/* Nanoseconds from the call to its end, or to the end of `count` unary ones. */
 static double run(bench_client *c, char method, unsigned long count) {
   kvrelay_transport *t = &c->transport->base;
   char path[3] = {'/', method, 0}, number[16];
   int len = snprintf(number, sizeof number, "%lu", count);
   c->messages = c->bytes = c->ended = 0;
   unsigned long ends = method == 'E' ? count : 1;
-  uint64_t start = t->now_ns(t);
+  const double start = bench_wall_ns();
   if (method == 'E') {
     c->calls_left = count;
     for (int i = 0; i < OUTSTANDING; i++)
       unary(c);
   } else {
-    need(c->transport->call(c->transport, ++c->next_number, path, (const uint8_t *)number,
-                            (size_t)len) == KVRELAY_TRANSPORT_OK,
-         "call");
+    bench_need(c->transport->call(c->transport, ++c->next_number, path, (const uint8_t *)number,
+                                  (size_t)len) == KVRELAY_TRANSPORT_OK);
   }
   while (c->ended < ends && c->failed == 0)
     t->run_once(t, 1000000000);
-  double seconds = (double)(t->now_ns(t) - start) / 1e9;
-  need(c->failed == 0 && c->messages == count, "messages are missing");
-  return seconds;
+  const double spent = bench_wall_ns() - start;
+  bench_need(c->failed == 0 && c->messages == count);
+  return spent;
 }
 
-static double best(bench_client *c, char method, unsigned long count) {
-  double seconds = run(c, method, count);
-  for (int i = 0; i < 2; i++) {
-    double again = run(c, method, count);
-    seconds = again < seconds ? again : seconds;
-  }
-  return seconds;
+/* `amount` is what one message counts for, in the unit times nanoseconds. */
+static void print(bench_client *c, char method, unsigned long count, double amount,
+                  const char *unit, const char *name) {
+  bench_sample rate = {0};
+  for (int i = 0; i < BENCH_RUNS; i++)
+    bench_add(&rate, (double)count * amount / run(c, method, count));
+  bench_print(&rate, unit, "%s", name);
 }
 
 int main(void) {
   int report[2];
   uint16_t port = 0;
   char target[32];
-  need(pipe(report) == 0, "pipe");
+  bench_need(pipe(report) == 0);
   pid_t child = fork();
   if (child == 0)
     serve(report[1]);
-  need(child > 0 && read(report[0], &port, sizeof port) == (ssize_t)sizeof port, "server");
+  bench_need(child > 0 && read(report[0], &port, sizeof port) == (ssize_t)sizeof port);
   snprintf(target, sizeof target, "127.0.0.1:%u", port);
   bench_client c = {.base = {on_connection, on_admitted, on_message, on_end}};
   kvrelay_grpc_client_config cfg = kvrelay_grpc_client_config_default();
   cfg.target = target;
-  need(kvrelay_grpc_client_open(&cfg, &c.base, &c.transport) == KVRELAY_TRANSPORT_OK, "client");
+  bench_need(kvrelay_grpc_client_open(&cfg, &c.base, &c.transport) == KVRELAY_TRANSPORT_OK);
   while (!c.ready && c.failed == 0)
     c.transport->base.run_once(&c.transport->base, 1000000000);
-  const unsigned long small = 2000000, large = 500, calls = 100000;
-  printf("{\"bench\":\"grpc_stream_64B\",\"value\":%.0f,\"unit\":\"messages/s\"}\n",
-         (double)small / best(&c, 'S', small));
-  printf("{\"bench\":\"grpc_stream_4MiB\",\"value\":%.3f,\"unit\":\"GB/s\"}\n",
-         (double)large * (double)LARGE_BYTES / 1e9 / best(&c, 'L', large));
-  printf("{\"bench\":\"grpc_unary_100_open\",\"value\":%.0f,\"unit\":\"calls/s\"}\n",
-         (double)calls / best(&c, 'E', calls));
+  print(&c, 'S', 1000000, 1e9, "messages/s", "grpc_stream_64B");
+  print(&c, 'L', 500, (double)LARGE_BYTES, "GB/s", "grpc_stream_4MiB");
+  print(&c, 'E', 50000, 1e9, "calls/s", "grpc_unary_100_open");
   c.transport->base.close(&c.transport->base);
   kill(child, SIGTERM);
   waitpid(child, NULL, 0);

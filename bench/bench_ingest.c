@@ -4,18 +4,14 @@
  * What does an engine's stream cost? Batches of one store event as vLLM sends it today (a map, 16
  * blocks of 16 tokens, 32-bit token ids), prompts of 16 events; then the removals, in events of 16.
  * Decoding alone, and the whole way from bytes to the filter: hashes, owners, words, a drain after
- * each 16th batch. Each figure is the best of several runs.
+ * each 16th batch.
  */
 
+#include "bench.h"
 #include "kvrelay.h"
 #include "proto/engine_events.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <time.h>
-
-enum { RUNS = 5, BLOCKS = 16, TOKENS = 16, PROMPT_EVENTS = 16, EVENTS = 16384 };
+enum { BLOCKS = 16, TOKENS = 16, PROMPT_EVENTS = 16, EVENTS = 16384 };
 
 typedef struct stream {
   uint8_t *bytes;
@@ -29,27 +25,9 @@ typedef struct target {
   void *producer_mem, *source_mem;
 } target;
 
-static double now_ns(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (double)t.tv_sec * 1e9 + (double)t.tv_nsec;
-}
-
-static void report(const char *bench, double value, const char *unit) {
-  printf("{\"bench\":\"%s\",\"value\":%.4g,\"unit\":\"%s\"}\n", bench, value, unit);
-  fflush(stdout);
-}
-
-static void need(bool holds) {
-  if (!holds) {
-    fprintf(stderr, "bench_ingest: unexpected result\n");
-    exit(2);
-  }
-}
-
 static void *take(size_t bytes) {
   void *memory = malloc(bytes);
-  need(memory != NULL);
+  bench_need(memory != NULL);
   return memory;
 }
 
@@ -59,7 +37,7 @@ static void put(stream *s, uint8_t head, int width, uint64_t n) {
   if (s->cap - s->len < 16) {
     s->cap = 2 * s->cap + 4096;
     s->bytes = realloc(s->bytes, s->cap);
-    need(s->bytes != NULL);
+    bench_need(s->bytes != NULL);
   }
   s->bytes[s->len++] = head;
   for (int i = width - 1; i >= 0; i--)
@@ -121,7 +99,7 @@ static void put_batch(stream *s, size_t event, bool store) {
 
 static stream *stream_new(bool store) {
   stream *s = calloc(1, sizeof *s);
-  need(s != NULL);
+  bench_need(s != NULL);
   for (size_t i = 0; i < EVENTS; i++)
     put_batch(s, i, store);
   return s;
@@ -138,15 +116,15 @@ static double decode(kvrelay_engine_decoder *d, const stream *s) {
   kvrelay_engine_batch batch;
   kvrelay_engine_event ev;
   size_t hashes = 0;
-  const double start = now_ns();
+  const double start = bench_cpu_ns();
   for (size_t i = 0; i < EVENTS; i++) {
-    need(kvrelay_engine_batch_begin(d, s->bytes + s->start[i], s->start[i + 1] - s->start[i],
-                                    &batch) == KVRELAY_OK);
+    bench_need(kvrelay_engine_batch_begin(d, s->bytes + s->start[i], s->start[i + 1] - s->start[i],
+                                          &batch) == KVRELAY_OK);
     while (kvrelay_engine_batch_next(d, &ev) == 1)
       hashes += ev.externals_len;
   }
-  const double taken = now_ns() - start;
-  need(hashes == (size_t)EVENTS * BLOCKS);
+  const double taken = bench_cpu_ns() - start;
+  bench_need(hashes == (size_t)EVENTS * BLOCKS);
   return taken;
 }
 
@@ -161,9 +139,9 @@ static target *target_new(void) {
   const size_t producer_len = ckf_producer_mem_size(&pc), source_len = kvrelay_source_mem_size(&sc);
   t->producer_mem = take(producer_len);
   t->source_mem = take(source_len);
-  need(ckf_producer_init(&t->producer, &pc, t->producer_mem, producer_len) == CKF_OK);
-  need(kvrelay_source_init(&t->source, &sc, &t->producer, t->source_mem, source_len, 0) ==
-       KVRELAY_OK);
+  bench_need(ckf_producer_init(&t->producer, &pc, t->producer_mem, producer_len) == CKF_OK);
+  bench_need(kvrelay_source_init(&t->source, &sc, &t->producer, t->source_mem, source_len, 0) ==
+             KVRELAY_OK);
   return t;
 }
 
@@ -174,15 +152,15 @@ static void target_free(target *t) {
 }
 
 static double ingest(kvrelay_engine_decoder *d, target *t, const stream *s, uint64_t sequence) {
-  const double start = now_ns();
+  const double start = bench_cpu_ns();
   for (size_t i = 0; i < EVENTS; i++) {
     ckf_batch batch;
-    need(kvrelay_engine_feed(d, &t->source, sequence + i, s->bytes + s->start[i],
-                             s->start[i + 1] - s->start[i], 0) == KVRELAY_OK);
+    bench_need(kvrelay_engine_feed(d, &t->source, sequence + i, s->bytes + s->start[i],
+                                   s->start[i + 1] - s->start[i], 0) == KVRELAY_OK);
     if (i % 16 == 15)
-      need(ckf_producer_drain(&t->producer, &batch) >= 0);
+      bench_need(ckf_producer_drain(&t->producer, &batch) >= 0);
   }
-  return now_ns() - start;
+  return bench_cpu_ns() - start;
 }
 
 static uint32_t blocks_of(const target *t) {
@@ -191,34 +169,38 @@ static uint32_t blocks_of(const target *t) {
 }
 
 int main(void) {
+  bench_start();
   const double blocks = (double)EVENTS * BLOCKS;
   enum { MAX_TOKENS = 1 << 16 };
   kvrelay_engine_decoder decoder;
   void *memory = take(kvrelay_engine_decoder_mem_size(MAX_TOKENS));
-  need(kvrelay_engine_decoder_init(&decoder, MAX_TOKENS, memory,
-                                   kvrelay_engine_decoder_mem_size(MAX_TOKENS)) == KVRELAY_OK);
+  bench_need(kvrelay_engine_decoder_init(&decoder, MAX_TOKENS, memory,
+                                         kvrelay_engine_decoder_mem_size(MAX_TOKENS)) ==
+             KVRELAY_OK);
   stream *stores = stream_new(true), *removals = stream_new(false);
-  double best[5] = {1e18, 1e18, 1e18, 1e18, 1e18};
-  for (int run = 0; run < RUNS; run++) {
+  bench_sample decoded = {0}, bytes = {0}, dropped = {0}, stored = {0}, copied = {0}, removed = {0};
+  for (int run = 0; run < BENCH_RUNS; run++) {
     target *t = target_new();
-    const double taken[5] = {decode(&decoder, stores), decode(&decoder, removals),
-                             ingest(&decoder, t, stores, 0), ingest(&decoder, t, stores, EVENTS),
-                             /* one copy of two goes, then the other */
-                             ingest(&decoder, t, removals, 2 * EVENTS) +
-                                 ingest(&decoder, t, removals, 3 * EVENTS)};
-    need(blocks_of(t) == 0);
+    const double store_ns = decode(&decoder, stores);
+    bench_add(&decoded, EVENTS * 1e3 / store_ns);
+    bench_add(&bytes, (double)stores->len * 1e3 / store_ns);
+    bench_add(&dropped, EVENTS * 1e3 / decode(&decoder, removals));
+    bench_add(&stored, blocks * 1e3 / ingest(&decoder, t, stores, 0));
+    bench_add(&copied, blocks * 1e3 / ingest(&decoder, t, stores, EVENTS));
+    /* one copy of two goes, then the other */
+    const double first_ns = ingest(&decoder, t, removals, 2 * EVENTS);
+    bench_add(&removed, 2 * blocks * 1e3 / (first_ns + ingest(&decoder, t, removals, 3 * EVENTS)));
+    bench_need(blocks_of(t) == 0);
     for (int i = 0; i < KVRELAY_COUNT_LEN; i++)
-      need(kvrelay_source_stats_get(&t->source)->counts[i] == 0);
-    for (int i = 0; i < 5; i++)
-      best[i] = taken[i] < best[i] ? taken[i] : best[i];
+      bench_need(kvrelay_source_stats_get(&t->source)->counts[i] == 0);
     target_free(t);
   }
-  report("ingest_decode_stored_events", EVENTS / best[0] * 1e3, "M/s");
-  report("ingest_decode_stored_bytes", (double)stores->len / best[0] * 1e3, "MB/s");
-  report("ingest_decode_removed_events", EVENTS / best[1] * 1e3, "M/s");
-  report("ingest_stored_blocks_new", blocks / best[2] * 1e3, "M/s");
-  report("ingest_stored_blocks_copy", blocks / best[3] * 1e3, "M/s");
-  report("ingest_removed_blocks", 2 * blocks / best[4] * 1e3, "M/s");
+  bench_print(&decoded, "M/s", "ingest_decode_stored_events");
+  bench_print(&bytes, "MB/s", "ingest_decode_stored_bytes");
+  bench_print(&dropped, "M/s", "ingest_decode_removed_events");
+  bench_print(&stored, "M/s", "ingest_stored_blocks_new");
+  bench_print(&copied, "M/s", "ingest_stored_blocks_copy");
+  bench_print(&removed, "M/s", "ingest_removed_blocks");
   stream_free(stores);
   stream_free(removals);
   free(memory);

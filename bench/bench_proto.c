@@ -3,19 +3,13 @@
 /*
  * What do messages cost? Nanoseconds around one FilterUpdate: the splice, the same through nanopb,
  * and decoding; microseconds to encode and decode a catalog of 64 and of 1 024 pools. The payload
- * is small so that copying it does not hide the rest. One JSON line per figure, the best of several
- * rounds.
+ * is small so that copying it does not hide the rest.
  */
 
+#include "bench.h"
 #include "kvrelay_pb.h"
 
-#include <inttypes.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <time.h>
-
-enum { ROUNDS = 15, PAYLOAD = 72, MAX_POOLS = 1024 };
+enum { PAYLOAD = 72, MAX_POOLS = 1024 };
 
 static kvrelay_filter_update update;
 static kvrelay_pb_filter_prefix prefix;
@@ -24,18 +18,6 @@ static kvrelay_descriptor pools[MAX_POOLS];
 static uint8_t payload[PAYLOAD], message[512], big[1 << 20];
 static uint64_t arena_mem[1 << 18];
 static size_t message_len, big_len;
-static volatile uint64_t sink; /* keeps results alive */
-
-static uint64_t now_ns(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
-
-static void must(bool good) {
-  if (!good)
-    abort();
-}
 
 /* ---- work ---- */
 
@@ -50,44 +32,53 @@ static void splice(void) {
 
 static void through_nanopb(void) {
   const ptrdiff_t len = kvrelay_pb_encode_filter(&update, message, sizeof message);
-  must(len > 0);
+  bench_need(len > 0);
   message_len = (size_t)len;
   update.sequence++;
 }
 
 static void decode_filter(void) {
   kvrelay_filter_update m;
-  must(kvrelay_pb_decode_filter(message, message_len, NULL, &m) == KVRELAY_OK);
-  sink += m.sequence;
+  bench_need(kvrelay_pb_decode_filter(message, message_len, NULL, &m) == KVRELAY_OK);
+  BENCH_KEEP(m.sequence);
 }
 
 static void encode_catalog(void) {
   const ptrdiff_t len = kvrelay_pb_encode_catalog(&catalog, big, sizeof big);
-  must(len > 0);
+  bench_need(len > 0);
   big_len = (size_t)len;
 }
 
 static void decode_catalog(void) {
   kvrelay_pb_arena arena = {arena_mem, sizeof arena_mem, 0};
   kvrelay_catalog_update m;
-  must(kvrelay_pb_decode_catalog(big, big_len, &arena, &m) == KVRELAY_OK);
-  sink += m.pools_len;
+  bench_need(kvrelay_pb_decode_catalog(big, big_len, &arena, &m) == KVRELAY_OK);
+  BENCH_KEEP(m.pools_len);
 }
 
-static double best_ns(void (*run)(void), int repeat) {
-  uint64_t best = UINT64_MAX;
-  for (int round = 0; round < ROUNDS; round++) {
-    const uint64_t start = now_ns();
+/* Nanoseconds that one call of it takes. */
+static bench_sample measure(void (*work)(void), int repeat) {
+  bench_sample ns = {0};
+  for (int run = 0; run < BENCH_RUNS; run++) {
+    const double start = bench_cpu_ns();
     for (int i = 0; i < repeat; i++)
-      run();
-    const uint64_t spent = now_ns() - start;
-    best = spent < best ? spent : best;
+      work();
+    bench_add(&ns, (bench_cpu_ns() - start) / repeat);
   }
-  return (double)best / repeat;
+  return ns;
 }
 
-static void report(const char *bench, double value, const char *unit) {
-  printf("{\"bench\":\"%s\",\"value\":%.1f,\"unit\":\"%s\"}\n", bench, value, unit);
+static void print(const char *name, void (*work)(void), int repeat) {
+  bench_sample ns = measure(work, repeat);
+  bench_print(&ns, "ns", "%s", name);
+}
+
+/* The same in microseconds, of a catalog. */
+static void print_catalog(const char *name, void (*work)(void)) {
+  bench_sample us = measure(work, 10);
+  for (size_t i = 0; i < us.runs; i++)
+    us.value[i] /= 1000;
+  bench_print(&us, "us", "%s_%zu_pools", name, catalog.pools_len);
 }
 
 /* ---- material ---- */
@@ -120,7 +111,7 @@ static void fill(void) {
                                    .kind = KVRELAY_UPDATE_DELTA,
                                    .payload = payload,
                                    .payload_len = PAYLOAD};
-  must(kvrelay_pb_filter_prefix_init(&prefix, &update) == KVRELAY_OK);
+  bench_need(kvrelay_pb_filter_prefix_init(&prefix, &update) == KVRELAY_OK);
   aliases[0] = text("chat");
   aliases[1] = text("assistant-large");
   const kvrelay_target base = {
@@ -141,18 +132,16 @@ static void fill(void) {
 }
 
 int main(void) {
+  bench_start();
   fill();
-  report("filter_update_splice", best_ns(splice, 200000), "ns");
-  report("filter_update_nanopb", best_ns(through_nanopb, 20000), "ns");
-  report("filter_update_decode", best_ns(decode_filter, 20000), "ns");
+  print("filter_update_splice", splice, 200000);
+  print("filter_update_nanopb", through_nanopb, 20000);
+  print("filter_update_decode", decode_filter, 20000);
   static const size_t sizes[] = {64, MAX_POOLS};
   for (size_t i = 0; i < 2; i++) {
-    char name[64];
     catalog.pools_len = sizes[i];
-    snprintf(name, sizeof name, "catalog_encode_%zu_pools", sizes[i]);
-    report(name, best_ns(encode_catalog, 10) / 1000, "us");
-    snprintf(name, sizeof name, "catalog_decode_%zu_pools", sizes[i]);
-    report(name, best_ns(decode_catalog, 10) / 1000, "us");
+    print_catalog("catalog_encode", encode_catalog);
+    print_catalog("catalog_decode", decode_catalog);
   }
   return 0;
 }

@@ -3,39 +3,19 @@
 /*
  * What does publishing cost a relay? Deltas of 16 stored blocks to 1, 16 and 64 subscribers that
  * take each one: deltas per second, and frames handed out per second. How long does a snapshot cut
- * hold the thread, for filters of 2^16, 2^19 and 2^22 buckets? One JSON line per figure, the best
- * of several rounds.
+ * hold the thread, for filters of 2^16, 2^19 and 2^22 buckets?
  */
 
+#include "bench.h"
 #include "kvrelay.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <time.h>
-
-enum { ROUNDS = 5, DELTAS = 4000, EVENTS = 16, STREAMS = 64 };
+enum { DELTAS = 4000, EVENTS = 16, STREAMS = 64 };
 
 static kvrelay_relay relay;
 static kvrelay_pool *pool;
 static ckf_producer state;
 static void *relay_mem, *pool_mem, *state_mem;
 static uint64_t next_key;
-
-static uint64_t now_ns(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
-
-static void print(const char *bench, double value, const char *unit) {
-  printf("{\"bench\":\"relay_%s\",\"value\":%.4g,\"unit\":\"%s\"}\n", bench, value, unit);
-}
-
-static void need(bool ok) {
-  if (!ok)
-    abort();
-}
 
 static void start(uint64_t expected_blocks) {
   static const int32_t role = KVRELAY_ROLE_AGGREGATED;
@@ -58,7 +38,7 @@ static void start(uint64_t expected_blocks) {
   producer.delta_table = true;
   size_t len = ckf_producer_mem_size(&producer);
   state_mem = malloc(len);
-  need(state_mem != NULL && ckf_producer_init(&state, &producer, state_mem, len) == CKF_OK);
+  bench_need(state_mem != NULL && ckf_producer_init(&state, &producer, state_mem, len) == CKF_OK);
 
   kvrelay_relay_config cfg = kvrelay_relay_config_default();
   cfg.identity.relay_incarnation = 1;
@@ -66,11 +46,12 @@ static void start(uint64_t expected_blocks) {
   cfg.encoding_concurrency = 1;
   len = kvrelay_relay_mem_size(&cfg);
   relay_mem = malloc(len);
-  need(relay_mem != NULL && kvrelay_relay_init(&relay, &cfg, relay_mem, len, 0) == KVRELAY_OK);
+  bench_need(relay_mem != NULL &&
+             kvrelay_relay_init(&relay, &cfg, relay_mem, len, 0) == KVRELAY_OK);
   len = kvrelay_relay_pool_mem_size(&relay, &d);
   pool_mem = malloc(len);
-  need(pool_mem != NULL &&
-       kvrelay_relay_pool_add(&relay, &d, &state, pool_mem, len, 0, &pool) == KVRELAY_OK);
+  bench_need(pool_mem != NULL &&
+             kvrelay_relay_pool_add(&relay, &d, &state, pool_mem, len, 0, &pool) == KVRELAY_OK);
 }
 
 static void stop(void) {
@@ -85,8 +66,8 @@ static void store(unsigned n) {
     ckf_outcome outcome;
     const ckf_block block = {next_key, next_key * UINT64_C(0x9E3779B97F4A7C15)};
     next_key++;
-    need(ckf_producer_stored(&state, &member, CKF_TIER_DEVICE, CKF_DOMAIN_MISSING, false, 0, false,
-                             0, &block, 1, &outcome) == CKF_OK);
+    bench_need(ckf_producer_stored(&state, &member, CKF_TIER_DEVICE, CKF_DOMAIN_MISSING, false, 0,
+                                   false, 0, &block, 1, &outcome) == CKF_OK);
   }
 }
 
@@ -99,7 +80,7 @@ static uint64_t subscribe(void) {
   q.contract_marker = KVRELAY_CONTRACT_MARKER;
   q.subscriber_id = (kvrelay_text){(const uint8_t *)"bench", 5};
   q.expected_producer = kvrelay_pool_descriptor(pool)->producer;
-  need(kvrelay_relay_call_open(&relay, &q, 0, &call, &status) == KVRELAY_OK);
+  bench_need(kvrelay_relay_call_open(&relay, &q, 0, &call, &status) == KVRELAY_OK);
   return call;
 }
 
@@ -110,59 +91,59 @@ static unsigned take(uint64_t call) {
   int got;
   while ((got = kvrelay_relay_call_pull(&relay, call, 0, 0, &out)) == KVRELAY_PULL_MESSAGE)
     n++;
-  need(got == KVRELAY_PULL_NONE);
+  bench_need(got == KVRELAY_PULL_NONE);
   return n;
 }
 
 /* Storing the blocks is part of the work, but not of the measure. */
 static void publishing(unsigned streams) {
-  char name[32];
-  uint64_t calls[STREAMS], best = UINT64_MAX;
+  uint64_t calls[STREAMS];
+  bench_sample deltas = {0}, frames = {0};
   start(1000000);
   next_key = 0;
   for (unsigned i = 0; i < streams; i++) {
     calls[i] = subscribe();
     take(calls[i]);
   }
-  for (int round = 0; round < ROUNDS; round++) {
-    uint64_t spent = 0, call;
+  for (int run = 0; run < BENCH_RUNS; run++) {
+    double spent = 0;
+    uint64_t call;
     for (unsigned i = 0; i < DELTAS; i++) {
+      unsigned taken = 0;
       store(EVENTS);
-      uint64_t from = now_ns();
-      need(kvrelay_relay_pool_changed(&relay, pool, 0) == KVRELAY_OK);
-      unsigned frames = 0;
+      const double from = bench_cpu_ns();
+      bench_need(kvrelay_relay_pool_changed(&relay, pool, 0) == KVRELAY_OK);
       while (kvrelay_relay_ready_next(&relay, &call) == 1)
-        frames += take(call);
-      spent += now_ns() - from;
-      need(frames == streams);
+        taken += take(call);
+      spent += bench_cpu_ns() - from;
+      bench_need(taken == streams);
     }
-    best = spent < best ? spent : best;
+    bench_add(&deltas, DELTAS * 1e9 / spent);
+    bench_add(&frames, DELTAS * 1e9 * streams / spent);
   }
-  snprintf(name, sizeof name, "deltas_to_%u", streams);
-  print(name, DELTAS * 1e9 / (double)best, "deltas/s");
-  snprintf(name, sizeof name, "frames_to_%u", streams);
-  print(name, DELTAS * 1e9 * streams / (double)best, "frames/s");
+  bench_print(&deltas, "deltas/s", "relay_deltas_to_%u", streams);
+  bench_print(&frames, "frames/s", "relay_frames_to_%u", streams);
   stop();
 }
 
 static void cuts(unsigned shift) {
-  char name[32];
-  uint64_t best = UINT64_MAX;
+  bench_sample ms = {0};
   start((uint64_t)1 << (shift + 1));
-  need(ckf_producer_format(&state)->bucket_count == (uint64_t)1 << shift);
+  bench_need(ckf_producer_format(&state)->bucket_count == (uint64_t)1 << shift);
   next_key = 0;
   store(100000);
-  for (int round = 0; round < ROUNDS; round++) {
-    uint64_t from = now_ns(), call = subscribe(), spent = now_ns() - from;
+  for (int run = 0; run < BENCH_RUNS; run++) {
+    const double from = bench_cpu_ns();
+    const uint64_t call = subscribe();
+    bench_add(&ms, (bench_cpu_ns() - from) * 1e-6);
     kvrelay_relay_call_close(&relay, call, 0);
-    best = spent < best ? spent : best;
   }
-  snprintf(name, sizeof name, "cut_2_%u_buckets", shift);
-  print(name, (double)best * 1e-6, "ms");
+  bench_print(&ms, "ms", "relay_cut_2_%u_buckets", shift);
   stop();
 }
 
 int main(void) {
+  bench_start();
   publishing(1);
   publishing(16);
   publishing(64);
