@@ -1096,6 +1096,13 @@ CKF_API void ckf_search_rows(ckf_row_fn row, void *user, size_t len, uint32_t la
 #define CKF_XXH3_VECTOR_FN CKF_XXH3_FN
 #endif
 
+/* gcc unrolls loops of known length from level 3 on only; those here are short. */
+#if defined(__GNUC__) && !defined(__clang__) && defined(__OPTIMIZE__) && !defined(__OPTIMIZE_SIZE__)
+#define CKF_XXH3_UNROLL _Pragma("GCC unroll 4")
+#else
+#define CKF_XXH3_UNROLL
+#endif
+
 #define CKF_XXH3_SECRET_BYTES 192
 #define CKF_XXH3_SHORT_MAX 240 /* longest input that is hashed without accumulators */
 #define CKF_XXH3_STRIPE_BYTES 64
@@ -1253,11 +1260,13 @@ CKF_XXH3_FN uint64_t ckf_xxh3_mix16(const uint8_t *p, const uint8_t *key, uint64
                            ckf_xxh3_read64(p + 8) ^ (ckf_xxh3_read64(key + 8) - seed));
 }
 
-/* 17 to 128 bytes: pieces of 16 bytes pairwise from both ends. */
-CKF_XXH3_FN uint64_t ckf_xxh3_medium(const uint8_t *p, size_t len, uint64_t seed) {
-  const uint8_t *const k = ckf_xxh3_default;
+/* 17 to 128 bytes: pieces of 16 bytes pairwise from both ends. The keys are the default secret and
+   the seed, or the secret of the seed and 0, which saves the additions. */
+CKF_XXH3_FN uint64_t ckf_xxh3_medium(const uint8_t *p, size_t len, const uint8_t *k,
+                                             uint64_t seed) {
   uint64_t h = (uint64_t)len * CKF_XXH3_P64_1;
   size_t i;
+  CKF_XXH3_UNROLL
   for (i = 0; i <= (len - 1) / 32; i++) {
     h += ckf_xxh3_mix16(p + 16 * i, k + 32 * i, seed);
     h += ckf_xxh3_mix16(p + len - 16 * (i + 1), k + 32 * i + 16, seed);
@@ -1287,7 +1296,7 @@ CKF_XXH3_FN uint64_t ckf_xxh3_short(const uint8_t *p, size_t len, uint64_t seed)
     return ckf_xxh3_large(p, len, seed);
   }
   if (len > 16) {
-    return ckf_xxh3_medium(p, len, seed);
+    return ckf_xxh3_medium(p, len, k, seed);
   }
   if (len > 8) {
     return ckf_xxh3_pair(ckf_xxh3_read64(p), ckf_xxh3_read64(p + len - 8), len, seed);

@@ -107,6 +107,13 @@
 #define HASHFMT_MUST_USE
 #endif
 
+/* Worth a copy wherever it is called, but for builds for size. */
+#if defined(__GNUC__) && !defined(__OPTIMIZE_SIZE__)
+#define HASHFMT_INLINE_ static inline __attribute__((always_inline))
+#else
+#define HASHFMT_INLINE_ static inline
+#endif
+
 #ifdef HASHFMT_STATIC
 #define HASHFMT_STATIC_INCLUDED_
 #define HASHFMT_API static HASHFMT_UNUSED_
@@ -443,6 +450,13 @@ HASHFMT_IMPL_API_ const char *hashfmt_strerror(int err) {
 #define HASHFMT_XXH3_VECTOR_FN HASHFMT_XXH3_FN
 #endif
 
+/* gcc unrolls loops of known length from level 3 on only; those here are short. */
+#if defined(__GNUC__) && !defined(__clang__) && defined(__OPTIMIZE__) && !defined(__OPTIMIZE_SIZE__)
+#define HASHFMT_XXH3_UNROLL _Pragma("GCC unroll 4")
+#else
+#define HASHFMT_XXH3_UNROLL
+#endif
+
 #define HASHFMT_XXH3_SECRET_BYTES 192
 #define HASHFMT_XXH3_SHORT_MAX 240 /* longest input that is hashed without accumulators */
 #define HASHFMT_XXH3_STRIPE_BYTES 64
@@ -600,11 +614,13 @@ HASHFMT_XXH3_FN uint64_t hashfmt_xxh3_mix16(const uint8_t *p, const uint8_t *key
                            hashfmt_xxh3_read64(p + 8) ^ (hashfmt_xxh3_read64(key + 8) - seed));
 }
 
-/* 17 to 128 bytes: pieces of 16 bytes pairwise from both ends. */
-HASHFMT_XXH3_FN uint64_t hashfmt_xxh3_medium(const uint8_t *p, size_t len, uint64_t seed) {
-  const uint8_t *const k = hashfmt_xxh3_default;
+/* 17 to 128 bytes: pieces of 16 bytes pairwise from both ends. The keys are the default secret and
+   the seed, or the secret of the seed and 0, which saves the additions. */
+HASHFMT_XXH3_FN uint64_t hashfmt_xxh3_medium(const uint8_t *p, size_t len, const uint8_t *k,
+                                             uint64_t seed) {
   uint64_t h = (uint64_t)len * HASHFMT_XXH3_P64_1;
   size_t i;
+  HASHFMT_XXH3_UNROLL
   for (i = 0; i <= (len - 1) / 32; i++) {
     h += hashfmt_xxh3_mix16(p + 16 * i, k + 32 * i, seed);
     h += hashfmt_xxh3_mix16(p + len - 16 * (i + 1), k + 32 * i + 16, seed);
@@ -634,7 +650,7 @@ HASHFMT_XXH3_FN uint64_t hashfmt_xxh3_short(const uint8_t *p, size_t len, uint64
     return hashfmt_xxh3_large(p, len, seed);
   }
   if (len > 16) {
-    return hashfmt_xxh3_medium(p, len, seed);
+    return hashfmt_xxh3_medium(p, len, k, seed);
   }
   if (len > 8) {
     return hashfmt_xxh3_pair(hashfmt_xxh3_read64(p), hashfmt_xxh3_read64(p + len - 8), len, seed);
@@ -1130,16 +1146,38 @@ HASHFMT_IMPL_API_ uint64_t hashfmt_chain_next(hashfmt_chain *chain, uint64_t loc
 
 /* ==== whole request (impl) ==== */
 
-/* hashfmt_local for windows that share a seed. `secret` is that of the seed; windows of up to
-   HASHFMT_XXH3_SHORT_MAX bytes do not read it. */
-static uint64_t hashfmt_window_hash_(const uint32_t *tokens, size_t token_count, uint64_t seed,
-                                     const hashfmt_xxh3_secret *secret) {
+/* hashfmt_local for windows that share a seed; `secret` is that of the seed. */
+HASHFMT_INLINE_ uint64_t hashfmt_window_hash_(const uint32_t *tokens, size_t token_count,
+                                              uint64_t seed, const hashfmt_xxh3_secret *secret) {
 #if defined(HASHFMT_XXH3_LITTLE_ENDIAN) && !defined(HASHFMT_XXH3_64)
-  return hashfmt_xxh3_64_secret(tokens, 4 * token_count, seed, secret);
+  const size_t len = 4 * token_count;
+  if (len > 16 && len <= 128) {
+    return hashfmt_xxh3_medium((const uint8_t *)tokens, len, secret->bytes, 0);
+  }
+  return hashfmt_xxh3_64_secret(tokens, len, seed, secret);
 #else
   (void)secret;
   return hashfmt_local(tokens, token_count, seed);
 #endif
+}
+
+/* The hashes of `count` blocks of one request. */
+HASHFMT_INLINE_ void hashfmt_windows_(const uint32_t *tokens, size_t count, size_t block_size,
+                                      size_t window, uint64_t seed,
+                                      const hashfmt_xxh3_secret *secret, uint64_t *local,
+                                      uint64_t *sequence) {
+  hashfmt_chain chain;
+  size_t i;
+  hashfmt_chain_init(&chain);
+  for (i = 0; i < count; i++) {
+    const uint64_t hash = hashfmt_window_hash_(tokens + i * block_size, window, seed, secret);
+    if (local != NULL) {
+      local[i] = hash;
+    }
+    if (sequence != NULL) {
+      sequence[i] = hashfmt_chain_next(&chain, hash);
+    }
+  }
 }
 
 HASHFMT_IMPL_API_ int hashfmt_blocks(int32_t format, uint32_t block_size, uint64_t seed,
@@ -1147,9 +1185,7 @@ HASHFMT_IMPL_API_ int hashfmt_blocks(int32_t format, uint32_t block_size, uint64
                                      uint64_t *sequence, size_t cap, size_t *block_count) {
   const uint64_t window = hashfmt_window_len(format, block_size);
   hashfmt_xxh3_secret secret;
-  hashfmt_chain chain;
   size_t count;
-  size_t i;
   if (block_count == NULL) {
     return HASHFMT_ERR_ARG;
   }
@@ -1166,18 +1202,23 @@ HASHFMT_IMPL_API_ int hashfmt_blocks(int32_t format, uint32_t block_size, uint64
     return HASHFMT_OK;
   }
   hashfmt_xxh3_secret_init(&secret, seed);
-  hashfmt_chain_init(&chain);
-  for (i = 0; i < count && i < cap; i++) {
-    const uint64_t hash =
-        hashfmt_window_hash_(tokens + i * block_size, (size_t)window, seed, &secret);
-    if (local != NULL) {
-      local[i] = hash;
-    }
-    if (sequence != NULL) {
-      sequence[i] = hashfmt_chain_next(&chain, hash);
-    }
+  count = count < cap ? count : cap;
+  switch (window) {
+#ifndef __OPTIMIZE_SIZE__
+  case 16: /* the usual lengths, known to the compiler, cost less */
+    hashfmt_windows_(tokens, count, block_size, 16, seed, &secret, local, sequence);
+    break;
+  case 17:
+    hashfmt_windows_(tokens, count, block_size, 17, seed, &secret, local, sequence);
+    break;
+  case 64:
+    hashfmt_windows_(tokens, count, block_size, 64, seed, &secret, local, sequence);
+    break;
+#endif
+  default:
+    hashfmt_windows_(tokens, count, block_size, (size_t)window, seed, &secret, local, sequence);
   }
-  return count > cap ? HASHFMT_ERR_NOSPACE : HASHFMT_OK;
+  return *block_count > cap ? HASHFMT_ERR_NOSPACE : HASHFMT_OK;
 }
 
 /* ==== engine data (impl) ==== */
