@@ -1,200 +1,141 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * How fast are filter, prefix search and CBI1? Random keys at 1 M blocks in the default table; with
- * BENCH_LARGE set in the environment also at 8 M. Each figure is the best of several runs.
+ * How fast is the filter alone? Random keys at 1 M blocks in the table made for as many; with
+ * BENCH_LARGE set in the environment also at 8 M. Inserts, finds and removals of all keys in one
+ * batch ("batch"). Finds also of the same 64 K keys again and again ("resident"), so that the keys
+ * do not push the filter out of the cache, and of these in batches of 1, 16 and 512. Then one
+ * prefix search against asking block by block.
  */
 
 #define CKF_STATIC
 #include "ckf.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <time.h>
+#include "bench.h"
 
-enum { RUNS = 5, QUERY_LEN = 512, QUERIES = 4096 };
+enum { QUERY_LEN = 512, QUERIES = 4096, RESIDENT = 65536 };
 
-static double now_ns(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (double)t.tv_sec * 1e9 + (double)t.tv_nsec;
+typedef struct table {
+  ckf_filter filter;
+  uint64_t *words, *keys, *absent; /* n keys that are inserted, n that are not */
+  uint32_t *deltas;
+  size_t n;
+  const char *size;
+} table;
+
+/* M/s of finds in batches of `batch`, all n keys, but only `window` different ones. */
+static double finds(const table *t, const uint64_t *keys, size_t window, size_t batch) {
+  size_t found = 0;
+  const double start = bench_cpu_ns();
+  for (size_t round = 0; round < t->n / window; round++)
+    for (size_t at = 0; at < window; at += batch)
+      found += ckf_filter_contains_n(&t->filter, keys + at, batch, NULL);
+  const double spent = bench_cpu_ns() - start;
+  bench_need(keys == t->keys ? found == t->n : found < t->n / 100);
+  return (double)t->n * 1e3 / spent;
 }
 
-static void report(const char *bench, const char *size, double value, const char *unit) {
-  printf("{\"bench\":\"%s%s\",\"value\":%.4g,\"unit\":\"%s\"}\n", bench, size, value, unit);
-  fflush(stdout);
-}
-
-static void *take(size_t bytes) {
-  void *memory = calloc(1, bytes);
-  if (!memory)
-    exit(2);
-  return memory;
-}
-
-static volatile uint64_t sink;
-
-static double best(double old, double start, size_t operations) {
-  const double each = (now_ns() - start) / (double)operations;
-  return old == 0 || each < old ? each : old;
-}
-
-/* Insert, find present and absent, remove: one at a time and in batches with prefetch. */
-static void bench_operations(ckf_filter *f, const uint64_t *keys, const uint64_t *absent, size_t n,
-                             const char *size) {
-  double one[4] = {0}, all[4] = {0}, start;
-  uint64_t found = 0;
-  for (int run = 0; run < RUNS; run++) {
-    start = now_ns();
-    for (size_t i = 0; i < n; i++)
-      found += ckf_filter_insert(f, keys[i]) == CKF_OK;
-    one[0] = best(one[0], start, n);
-    start = now_ns();
-    for (size_t i = 0; i < n; i++)
-      found += ckf_filter_contains(f, keys[i]);
-    one[1] = best(one[1], start, n);
-    start = now_ns();
-    for (size_t i = 0; i < n; i++)
-      found += ckf_filter_contains(f, absent[i]);
-    one[2] = best(one[2], start, n);
-    start = now_ns();
-    for (size_t i = 0; i < n; i++)
-      found += ckf_filter_remove(f, keys[i]) == CKF_OK;
-    one[3] = best(one[3], start, n);
-    start = now_ns();
-    found += ckf_filter_insert_n(f, keys, n, NULL);
-    all[0] = best(all[0], start, n);
-    start = now_ns();
-    found += ckf_filter_contains_n(f, keys, n, NULL);
-    all[1] = best(all[1], start, n);
-    start = now_ns();
-    found += ckf_filter_contains_n(f, absent, n, NULL);
-    all[2] = best(all[2], start, n);
-    start = now_ns();
-    found += ckf_filter_remove_n(f, keys, n, NULL);
-    all[3] = best(all[3], start, n);
+static void bench_finds(const table *t, const char *name, const uint64_t *keys) {
+  static const size_t batches[] = {1, 16, 512};
+  bench_sample all = {0}, resident = {0}, some[3] = {{{0}, 0}};
+  for (int run = 0; run < BENCH_RUNS; run++) {
+    bench_add(&all, finds(t, keys, t->n, t->n));
+    bench_add(&resident, finds(t, keys, RESIDENT, RESIDENT));
+    for (size_t i = 0; i < 3; i++)
+      bench_add(&some[i], finds(t, keys, RESIDENT, batches[i]));
   }
-  sink = found;
-  static const char *const names[] = {"insert", "find_present", "find_absent", "remove"};
-  for (int i = 0; i < 4; i++) {
-    char name[64];
-    snprintf(name, sizeof name, "filter_%s_one_", names[i]);
-    report(name, size, 1e3 / one[i], "M/s");
-    snprintf(name, sizeof name, "filter_%s_batch_", names[i]);
-    report(name, size, 1e3 / all[i], "M/s");
+  bench_print(&all, "M/s", "filter_%s_batch_%s", name, t->size);
+  bench_print(&resident, "M/s", "filter_%s_batch_resident_%s", name, t->size);
+  for (size_t i = 0; i < 3; i++)
+    bench_print(&some[i], "M/s", "filter_%s_batch_of_%zu_%s", name, batches[i], t->size);
+}
+
+/* Every run fills the empty filter and empties it again; it is left full. */
+static void bench_changes(table *t) {
+  bench_sample insert = {0}, removal = {0};
+  for (int run = 0; run < BENCH_RUNS; run++) {
+    double start;
+    if (run > 0) {
+      start = bench_cpu_ns();
+      bench_need(ckf_filter_remove_n(&t->filter, t->keys, t->n, NULL) == t->n);
+      bench_add(&removal, (double)t->n * 1e3 / (bench_cpu_ns() - start));
+    }
+    start = bench_cpu_ns();
+    bench_need(ckf_filter_insert_n(&t->filter, t->keys, t->n, NULL) == t->n);
+    bench_add(&insert, (double)t->n * 1e3 / (bench_cpu_ns() - start));
   }
+  bench_print(&insert, "M/s", "filter_insert_batch_%s", t->size);
+  bench_print(&removal, "M/s", "filter_remove_batch_%s", t->size);
 }
 
 /* Queries of 512 blocks whose depths are uniform in 0 … 512, in a table with half its slots used.
  */
-static void bench_search(ckf_filter *f, const uint64_t *words, const char *size) {
-  uint64_t *keys = take((size_t)QUERIES * QUERY_LEN * 8), state = 5, sum = 0;
-  double linear = 0, fast = 0, start;
+static void bench_search(table *t) {
+  uint64_t *const keys = bench_memory((size_t)QUERIES * QUERY_LEN * sizeof *keys), state = 5;
+  bench_sample fast = {0}, linear = {0};
+  const size_t half = t->n / 2;
+  bench_need(ckf_filter_remove_n(&t->filter, t->keys, half, NULL) == half);
   for (size_t q = 0; q < QUERIES; q++) {
     const size_t depth = ckf_rng_draw(&state) % (QUERY_LEN + 1);
     for (size_t i = 0; i < QUERY_LEN; i++) {
       keys[q * QUERY_LEN + i] = ckf_rng_draw(&state);
       if (i < depth)
-        sum += ckf_filter_insert(f, keys[q * QUERY_LEN + i]) == CKF_OK;
+        bench_need(ckf_filter_insert(&t->filter, keys[q * QUERY_LEN + i]) == CKF_OK);
     }
   }
-  for (int run = 0; run < RUNS; run++) {
-    start = now_ns();
+  for (int run = 0; run < BENCH_RUNS; run++) {
+    size_t sum = 0, linear_sum = 0;
+    double start = bench_cpu_ns();
     for (size_t q = 0; q < QUERIES; q++)
-      sum += ckf_search(&f->format_, words, keys + q * QUERY_LEN, QUERY_LEN);
-    fast = best(fast, start, QUERIES);
-    start = now_ns();
+      sum += ckf_search(&t->filter.format_, t->words, keys + q * QUERY_LEN, QUERY_LEN);
+    bench_add(&fast, (bench_cpu_ns() - start) / QUERIES);
+    start = bench_cpu_ns();
     for (size_t q = 0; q < QUERIES; q++) {
       size_t depth = 0;
-      while (depth < QUERY_LEN && ckf_filter_contains(f, keys[q * QUERY_LEN + depth]))
+      while (depth < QUERY_LEN && ckf_filter_contains(&t->filter, keys[q * QUERY_LEN + depth]))
         depth++;
-      sum += depth;
+      linear_sum += depth;
     }
-    linear = best(linear, start, QUERIES);
+    bench_add(&linear, (bench_cpu_ns() - start) / QUERIES);
+    BENCH_KEEP(sum + linear_sum);
   }
-  sink = sum;
-  report("search_512_", size, fast, "ns");
-  report("search_512_linear_", size, linear, "ns");
+  bench_print(&fast, "ns", "search_512_%s", t->size);
+  bench_print(&linear, "ns", "search_512_linear_%s", t->size);
   free(keys);
-}
-
-static void bench_cbi1(const ckf_format *format, const uint64_t *words, const char *size) {
-  const size_t cap = CKF_CBI1_MAX_FRAME_BYTES, count = (size_t)format->bucket_count;
-  const uint32_t chunk = CKF_CBI1_MAX_CHUNK_BUCKETS;
-  uint8_t *frame = take(cap), prefix[CKF_CBI1_SNAPSHOT_PREFIX_BYTES];
-  ckf_image images[256];
-  const uint64_t *body;
-  ckf_cbi1_frame view;
-  double encode = 0, head = 0, decode = 0, delta = 0, delta_decode = 0, start;
-  ptrdiff_t len = 0, delta_len = 0;
-  size_t n;
-  for (uint32_t i = 0; i < 256; i++) {
-    images[i].bucket = i * 1001;
-    images[i].word = i;
-  }
-  for (int run = 0; run < RUNS * 3; run++) {
-    start = now_ns();
-    len = ckf_cbi1_snapshot_encode(format, 1, 1, words, count, chunk, 0, frame, cap);
-    encode = best(encode, start, 1);
-    start = now_ns();
-    sink =
-        (uint64_t)ckf_cbi1_snapshot_prefix(format, 1, 1, words, count, chunk, 0, prefix, &body, &n);
-    head = best(head, start, 1);
-    start = now_ns();
-    sink = (uint64_t)ckf_cbi1_decode(format, frame, (size_t)len, &view);
-    decode = best(decode, start, 1);
-  }
-  for (int run = 0; run < RUNS; run++) {
-    start = now_ns();
-    for (int i = 0; i < 1000; i++)
-      delta_len = ckf_cbi1_delta_encode(format, 1, 1, 2, images, 256, frame, cap);
-    delta = best(delta, start, 1000);
-    start = now_ns();
-    for (int i = 0; i < 1000; i++)
-      sink = (uint64_t)ckf_cbi1_decode(format, frame, (size_t)delta_len, &view);
-    delta_decode = best(delta_decode, start, 1000);
-  }
-  report("cbi1_snapshot_encode_", size, (double)len / encode, "GB/s");
-  report("cbi1_snapshot_prefix_", size, (double)len / head, "GB/s");
-  report("cbi1_snapshot_decode_", size, (double)len / decode, "GB/s");
-  report("cbi1_delta_256_encode_", size, delta, "ns");
-  report("cbi1_delta_256_decode_", size, delta_decode, "ns");
-  free(frame);
 }
 
 static void bench(size_t n, const char *size) {
+  static ckf_image log[501];
   ckf_config cfg = ckf_config_default();
   ckf_format format = {cfg.seed, 0};
-  ckf_image log[501];
+  table t = {.n = n, .size = size};
   uint64_t state = 1;
-  ckf_filter f;
   cfg.expected_blocks = n;
-  if (ckf_config_check(&cfg, &format.bucket_count) != CKF_OK)
-    exit(2);
-  uint64_t *words = take((size_t)format.bucket_count * 8), *keys = take(n * 8),
-           *absent = take(n * 8);
-  uint32_t *deltas = take(CKF_DELTA_TABLE_LEN * 4);
-  ckf_delta_table(format.seed, deltas);
+  bench_need(ckf_config_check(&cfg, &format.bucket_count) == CKF_OK);
+  t.words = bench_memory((size_t)format.bucket_count * sizeof *t.words);
+  t.keys = bench_memory(n * sizeof *t.keys);
+  t.absent = bench_memory(n * sizeof *t.absent);
+  t.deltas = bench_memory(CKF_DELTA_TABLE_LEN * sizeof *t.deltas);
+  ckf_delta_table(format.seed, t.deltas);
   for (size_t i = 0; i < n; i++) {
-    keys[i] = ckf_rng_draw(&state);
-    absent[i] = ckf_rng_draw(&state);
+    t.keys[i] = ckf_rng_draw(&state);
+    t.absent[i] = ckf_rng_draw(&state);
   }
-  if (ckf_filter_init(&f, &format, 500, words, log, deltas) != CKF_OK)
-    exit(2);
-  bench_operations(&f, keys, absent, n, size);
-  sink = ckf_filter_insert_n(&f, keys, n / 2, NULL);
-  bench_search(&f, words, size);
-  bench_cbi1(&format, words, size);
-  free(words);
-  free(keys);
-  free(absent);
-  free(deltas);
+  bench_need(ckf_filter_init(&t.filter, &format, 500, t.words, log, t.deltas) == CKF_OK);
+  bench_changes(&t);
+  bench_finds(&t, "find_present", t.keys);
+  bench_finds(&t, "find_absent", t.absent);
+  bench_search(&t);
+  free(t.words);
+  free(t.keys);
+  free(t.absent);
+  free(t.deltas);
 }
 
 int main(void) {
-  bench(1048576, "1M");
-  if (getenv("BENCH_LARGE"))
-    bench(8388608, "8M");
+  bench_start();
+  bench(1u << 20, "1M");
+  if (getenv("BENCH_LARGE") != NULL)
+    bench(1u << 23, "8M");
   return 0;
 }
