@@ -103,7 +103,7 @@ $(BUILD)/obj/%.o: %.c $(STAMP) | $(PB_SRC)
 	$(COMPILE) $(WARN) -c $< -o $@
 
 ifneq ($(filter x86_64-%,$(shell $(CC) -dumpmachine)),)
-$(BUILD)/obj/tests/support/kernel_avx2.o: private CFLAGS += -mavx2
+$(BUILD)/obj/tests/support/kernel_avx2.o: private override CFLAGS += -mavx2
 endif
 
 $(BUILD)/proto/%.pb.o: $(BUILD)/proto/%.pb.c $(STAMP)
