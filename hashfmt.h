@@ -1151,9 +1151,11 @@ HASHFMT_INLINE_ uint64_t hashfmt_window_hash_(const uint32_t *tokens, size_t tok
                                               uint64_t seed, const hashfmt_xxh3_secret *secret) {
 #if defined(HASHFMT_XXH3_LITTLE_ENDIAN) && !defined(HASHFMT_XXH3_64)
   const size_t len = 4 * token_count;
+#ifndef __OPTIMIZE_SIZE__
   if (len > 16 && len <= 128) {
     return hashfmt_xxh3_medium((const uint8_t *)tokens, len, secret->bytes, 0);
   }
+#endif
   return hashfmt_xxh3_64_secret(tokens, len, seed, secret);
 #else
   (void)secret;
