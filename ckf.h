@@ -96,7 +96,7 @@
  *
  * CKF_MEMCPY, CKF_MEMSET, CKF_MEMCMP: all three, instead of those of <string.h>.
  * CKF_LOAD_ACQUIRE and its five companions below: atomic access where the compiler has none.
- * CKF_PORTABLE: no vector instructions in the search.
+ * CKF_PORTABLE: no vector instructions.
  * CKF_BYTEWISE: assume no byte order; slower, the same results, and no ckf_cbi1_snapshot_prefix.
  */
 
@@ -1089,11 +1089,12 @@ CKF_API void ckf_search_rows(ckf_row_fn row, void *user, size_t len, uint32_t la
 #define CKF_XXH3_FN static inline
 #endif
 
-/* gcc vectorises the accumulator lanes from level 3 on, which halves the time of long input. */
-#if defined(__GNUC__) && !defined(__clang__) && defined(__OPTIMIZE__) && !defined(__OPTIMIZE_SIZE__)
-#define CKF_XXH3_VECTOR_FN CKF_XXH3_FN __attribute__((optimize("O3")))
-#else
-#define CKF_XXH3_VECTOR_FN CKF_XXH3_FN
+/* Vector instructions for the accumulators of long input: compilers do not find them by themselves.
+   Freestanding builds may lack their header, and builds for size want the loop. */
+#if defined(__SSE2__) && defined(CKF_XXH3_LITTLE_ENDIAN) && !defined(CKF_PORTABLE) && \
+    __STDC_HOSTED__ != 0 && !defined(__OPTIMIZE_SIZE__)
+#define CKF_XXH3_SSE2
+#include <emmintrin.h>
 #endif
 
 /* gcc unrolls loops of known length from level 3 on only; those here are short. */
@@ -1332,6 +1333,23 @@ CKF_XXH3_FN void ckf_xxh3_acc_init(uint64_t acc[8]) {
 }
 
 /* One stripe: each lane takes its neighbour's data and the product of its own keyed halves. */
+#if defined(CKF_XXH3_SSE2)
+CKF_XXH3_FN __m128i ckf_xxh3_load(const void *p) {
+  return _mm_loadu_si128((const __m128i *)p);
+}
+
+CKF_XXH3_FN void ckf_xxh3_stripe(uint64_t acc[8], const uint8_t *p, const uint8_t *key) {
+  size_t i;
+  CKF_XXH3_UNROLL
+  for (i = 0; i < 4; i++) {
+    const __m128i data = ckf_xxh3_load(p + 16 * i);
+    const __m128i keyed = _mm_xor_si128(data, ckf_xxh3_load(key + 16 * i));
+    const __m128i product = _mm_mul_epu32(keyed, _mm_srli_epi64(keyed, 32));
+    const __m128i sum = _mm_add_epi64(_mm_shuffle_epi32(data, 0x4E), ckf_xxh3_load(acc + 2 * i));
+    _mm_storeu_si128((__m128i *)(void *)(acc + 2 * i), _mm_add_epi64(sum, product));
+  }
+}
+#else
 CKF_XXH3_FN void ckf_xxh3_stripe(uint64_t acc[8], const uint8_t *p, const uint8_t *key) {
   size_t i;
   for (i = 0; i < 8; i++) {
@@ -1341,6 +1359,7 @@ CKF_XXH3_FN void ckf_xxh3_stripe(uint64_t acc[8], const uint8_t *p, const uint8_
     acc[i] += (keyed & 0xffffffffu) * (keyed >> 32);
   }
 }
+#endif
 
 /* Runs after each 16 stripes, when the secret is used up. */
 CKF_XXH3_FN void ckf_xxh3_scramble(uint64_t acc[8], const ckf_xxh3_secret *secret) {
@@ -1365,7 +1384,7 @@ CKF_XXH3_FN uint64_t ckf_xxh3_acc_finish(uint64_t acc[8], const uint8_t *last, u
 }
 
 /* Above 240 bytes. */
-CKF_XXH3_VECTOR_FN uint64_t ckf_xxh3_long(const uint8_t *p, size_t len,
+CKF_XXH3_FN uint64_t ckf_xxh3_long(const uint8_t *p, size_t len,
                                                   const ckf_xxh3_secret *secret) {
   const size_t stripes = (len - 1) / CKF_XXH3_STRIPE_BYTES;
   uint64_t acc[8];

@@ -74,6 +74,8 @@
  *
  * HASHFMT_ENGINE_HASHES: the part of that name, for doubles of engines. Default: not defined.
  *
+ * HASHFMT_PORTABLE: no vector instructions. Same results. Default: not defined.
+ *
  * HASHFMT_BYTEWISE: assume no byte order, read all input byte by byte. Slower, same results.
  * Default: not defined; little-endian hosts are recognised.
  *
@@ -443,11 +445,12 @@ HASHFMT_IMPL_API_ const char *hashfmt_strerror(int err) {
 #define HASHFMT_XXH3_FN static inline
 #endif
 
-/* gcc vectorises the accumulator lanes from level 3 on, which halves the time of long input. */
-#if defined(__GNUC__) && !defined(__clang__) && defined(__OPTIMIZE__) && !defined(__OPTIMIZE_SIZE__)
-#define HASHFMT_XXH3_VECTOR_FN HASHFMT_XXH3_FN __attribute__((optimize("O3")))
-#else
-#define HASHFMT_XXH3_VECTOR_FN HASHFMT_XXH3_FN
+/* Vector instructions for the accumulators of long input: compilers do not find them by themselves.
+   Freestanding builds may lack their header, and builds for size want the loop. */
+#if defined(__SSE2__) && defined(HASHFMT_XXH3_LITTLE_ENDIAN) && !defined(HASHFMT_PORTABLE) && \
+    __STDC_HOSTED__ != 0 && !defined(__OPTIMIZE_SIZE__)
+#define HASHFMT_XXH3_SSE2
+#include <emmintrin.h>
 #endif
 
 /* gcc unrolls loops of known length from level 3 on only; those here are short. */
@@ -686,6 +689,23 @@ HASHFMT_XXH3_FN void hashfmt_xxh3_acc_init(uint64_t acc[8]) {
 }
 
 /* One stripe: each lane takes its neighbour's data and the product of its own keyed halves. */
+#if defined(HASHFMT_XXH3_SSE2)
+HASHFMT_XXH3_FN __m128i hashfmt_xxh3_load(const void *p) {
+  return _mm_loadu_si128((const __m128i *)p);
+}
+
+HASHFMT_XXH3_FN void hashfmt_xxh3_stripe(uint64_t acc[8], const uint8_t *p, const uint8_t *key) {
+  size_t i;
+  HASHFMT_XXH3_UNROLL
+  for (i = 0; i < 4; i++) {
+    const __m128i data = hashfmt_xxh3_load(p + 16 * i);
+    const __m128i keyed = _mm_xor_si128(data, hashfmt_xxh3_load(key + 16 * i));
+    const __m128i product = _mm_mul_epu32(keyed, _mm_srli_epi64(keyed, 32));
+    const __m128i sum = _mm_add_epi64(_mm_shuffle_epi32(data, 0x4E), hashfmt_xxh3_load(acc + 2 * i));
+    _mm_storeu_si128((__m128i *)(void *)(acc + 2 * i), _mm_add_epi64(sum, product));
+  }
+}
+#else
 HASHFMT_XXH3_FN void hashfmt_xxh3_stripe(uint64_t acc[8], const uint8_t *p, const uint8_t *key) {
   size_t i;
   for (i = 0; i < 8; i++) {
@@ -695,6 +715,7 @@ HASHFMT_XXH3_FN void hashfmt_xxh3_stripe(uint64_t acc[8], const uint8_t *p, cons
     acc[i] += (keyed & 0xffffffffu) * (keyed >> 32);
   }
 }
+#endif
 
 /* Runs after each 16 stripes, when the secret is used up. */
 HASHFMT_XXH3_FN void hashfmt_xxh3_scramble(uint64_t acc[8], const hashfmt_xxh3_secret *secret) {
@@ -719,7 +740,7 @@ HASHFMT_XXH3_FN uint64_t hashfmt_xxh3_acc_finish(uint64_t acc[8], const uint8_t 
 }
 
 /* Above 240 bytes. */
-HASHFMT_XXH3_VECTOR_FN uint64_t hashfmt_xxh3_long(const uint8_t *p, size_t len,
+HASHFMT_XXH3_FN uint64_t hashfmt_xxh3_long(const uint8_t *p, size_t len,
                                                   const hashfmt_xxh3_secret *secret) {
   const size_t stripes = (len - 1) / HASHFMT_XXH3_STRIPE_BYTES;
   uint64_t acc[8];
