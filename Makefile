@@ -14,7 +14,7 @@ MAKEFLAGS += --no-builtin-rules
 
 # ---- sources: what is there is built ----
 
-CORES := $(wildcard hashfmt.h ckf.h ckf_ingest.h kvrelay.h)
+CORES := hashfmt.h ckf.h ckf_ingest.h kvrelay.h
 PROTOS := $(wildcard proto/*.proto)
 LIB_SRC := $(wildcard src/*.c proto/*.c transports/*.c transports/*/*.c)
 DAEMON_SRC := $(wildcard tools/kvrelayd/*.c)
@@ -38,7 +38,7 @@ LIB := $(BUILD)/libkvrelay.a
 COMMON := $(BUILD)/libcommon.a
 SUPPORT := $(BUILD)/tests/libsupport.a
 INSIDES := $(BUILD)/tests/libinsides.a
-PROGRAMS := $(if $(DAEMON_SRC),$(BUILD)/kvrelayd) $(if $(TOOL_SRC),$(BUILD)/kvrelay)
+PROGRAMS := $(BUILD)/kvrelayd $(BUILD)/kvrelay
 UNITS := $(UNIT_SRC:tests/unit/%.c=$(BUILD)/tests/%)
 HELPERS := $(HELPER_SRC:tests/programs/%.c=$(BUILD)/tests/%)
 FUZZERS := $(FUZZ_SRC:tests/fuzz/%.c=$(BUILD)/tests/%)

@@ -63,4 +63,28 @@ expect 'sanitizer report counts' 1 '^1 passed, 1 failed$' scripts/run-tests "$wo
 program 'echo "ok - one"; sleep 30'
 expect 'too slow counts' 1 '^1 passed, 1 failed$' scripts/run-tests --timeout 0.3 "$work/program"
 expect 'missing program counts' 1 '^0 passed, 1 failed$' scripts/run-tests "$work/none"
+program 'exit 0'
+expect 'missing emulator counts' 1 '^0 passed, 1 failed$' scripts/run-tests --through "$work/none" "$work/program"
+
+# "make check" itself, in a tree whose gates all pass: a runner that ends without having counted is a failure.
+tree=$work/tree
+mkdir -p "$tree/scripts" "$tree/examples" "$tree/tests" "$tree/build/asan" "$tree/build/tests"
+cp scripts/check "$tree/scripts"
+touch "$tree/examples/one.c" "$tree/examples/one.cpp"
+for gate in scripts/check-header scripts/check-symbols scripts/check-toc scripts/check-examples scripts/firmware \
+  scripts/sync-xxh3; do
+  ln -s /bin/true "$tree/$gate"
+done
+check() { # text of the runner, text of make
+  printf '#!/bin/sh\n%s\n' "$1" >"$tree/scripts/run-tests"
+  printf '#!/bin/sh\n%s\n' "$2" >"$tree/make"
+  chmod +x "$tree/scripts/run-tests" "$tree/make"
+  MAKE=$tree/make BUILD=$tree/build "$tree/scripts/check"
+}
+made='mkdir -p "${0%/*}/build/tests"; ln -sf /bin/true "${0%/*}/build/tests/run_vectors"; mkdir -p "${0%/*}/tests/e2e"'
+counts='while [ "$1" != --total ]; do shift; done; echo 1 0 >>"$2"'
+short='for word; do case $word in TOTAL=*) total=${word#*=} ;; cross-short) echo 1 0 >>"$total" ;; esac; done'
+expect 'good runners pass' 0 '^[0-9]* passed, 0 failed$' check "$counts" "$made; $short"
+expect 'crashing runner counts' 1 '^[0-9]* passed, 3 failed$' check 'kill -SEGV $$' "$made; $short"
+expect 'crashing emulated run counts' 1 '^[0-9]* passed, 1 failed$' check "$counts" "$made"
 exit $failed
