@@ -204,6 +204,15 @@ static void check_depth(const both *x, uint32_t number, const uint64_t *keys, si
   FUZZ_CHECK(hits != linear || depth == linear);
 }
 
+static void check_matches(const both *x, const uint64_t *keys, size_t len,
+                          const ckf_matches *matches) {
+  for (uint32_t number = 0; number < CKF_LANES; number++)
+    if (matches->lanes >> number & 1)
+      check_depth(x, number, keys, len, matches->depths[number]);
+    else
+      FUZZ_CHECK(matches->depths[number] == 0);
+}
+
 static void query_both(both *x, fuzz_input *in) {
   const uint8_t root = fuzz_byte(in) % 4;
   const size_t len = fuzz_below(in, PROMPT + 1);
@@ -219,18 +228,19 @@ static void query_both(both *x, fuzz_input *in) {
   const int rc = ckf_table_find(&x->table, &query, &matches);
   FUZZ_CHECK(rc == (x->ready ? CKF_OK : CKF_ERR_UNAVAILABLE));
   FUZZ_CHECK(matches.lanes == x->ready);
-  for (uint32_t number = 0; number < LANES; number++)
-    if (x->ready >> number & 1)
-      check_depth(x, number, keys, len, matches.depths[number]);
-    else
-      FUZZ_CHECK(matches.depths[number] == 0);
+  check_matches(x, keys, len, &matches);
   FUZZ_CHECK(ckf_query_known(&query) <= len);
   FUZZ_CHECK(memcmp(room, keys, ckf_query_known(&query) * 8) == 0);
   ckf_table_find_captured(&x->table, captured, &query, &matches);
   FUZZ_CHECK(matches.lanes == (captured & x->manifest.configured));
-  for (uint32_t number = 0; number < LANES; number++)
-    if (matches.lanes >> number & 1)
-      check_depth(x, number, keys, len, matches.depths[number]);
+  check_matches(x, keys, len, &matches);
+  /* from any guess, beyond the end too */
+  matches.lanes = captured;
+  for (uint32_t number = 0; number < CKF_LANES; number++)
+    matches.depths[number] = captured * (number + 1) % (PROMPT + 3);
+  FUZZ_CHECK(ckf_table_find_again(&x->table, &query, &matches) == rc);
+  FUZZ_CHECK(matches.lanes == x->ready);
+  check_matches(x, keys, len, &matches);
 }
 
 /* Words that hold a prefix of one of the prompts, and noise. */
