@@ -4,8 +4,6 @@
 
 BUILD ?= build
 CFLAGS ?= -O2 -g
-PYTHON ?= /usr/bin/python3
-PREFIX ?= /usr/local
 
 .DEFAULT_GOAL := all
 .DELETE_ON_ERROR:
@@ -26,7 +24,6 @@ HELPER_SRC := $(wildcard tests/programs/*.c)
 FUZZ_SRC := $(wildcard tests/fuzz/fuzz_*.c)
 VECTOR_SRC := tests/vectors/run_vectors.c $(wildcard tests/vectors/vec_*.c)
 BENCH_SRC := $(wildcard bench/bench_*.c)
-E2E := $(wildcard tests/e2e/*.py tests/e2e/*.sh)
 VECTORS := $(wildcard tests/vectors/*.json)
 
 PB_SRC := $(PROTOS:%.proto=$(BUILD)/%.pb.c)
@@ -49,26 +46,23 @@ BENCHES := $(BENCH_SRC:bench/%.c=$(BUILD)/bench/%)
 
 # ---- flags ----
 
-# Extra flags of the wire translation (proto/), for instance nanopb's switches.
--include proto/flags.mk
-
 CLANG := $(findstring clang,$(shell $(CC) --version 2>/dev/null))
 WARN := $(shell scripts/warnings $(if $(CLANG),clang,gcc) c)
+WARN_CXX = $(shell scripts/warnings $(if $(findstring clang,$(shell $(CXX) --version)),clang,gcc) c++)
 # Criterion's macros expand to code that these warnings dislike.
 WARN_UNIT := -Wno-missing-prototypes -Wno-redundant-decls -Wno-conversion -Wno-sign-conversion -Wno-shadow -Wno-pedantic \
   -Wno-undef -Wno-cast-qual -Wno-null-dereference -Wno-double-promotion -Wno-format-nonliteral \
   $(if $(CLANG),-Wno-extra-semi-stmt -Wno-unreachable-code -Wno-gnu-zero-variadic-macro-arguments -Wno-shadow-all,-Wno-duplicated-branches)
 
-CPPFLAGS_ALL = -I. -Iproto -Itransports -Itools/common -I$(BUILD)/proto -D_GNU_SOURCE $(PROTO_CPPFLAGS) $(CPPFLAGS)
+CPPFLAGS_ALL = -I. -Iproto -Itransports -Itools/common -I$(BUILD)/proto -D_GNU_SOURCE $(CPPFLAGS)
 COMPILE = $(CC) -std=c11 $(CPPFLAGS_ALL) $(CFLAGS) -MMD -MP
 LINK = $(CC) $(CFLAGS) $(LDFLAGS) -Wl,--as-needed
 
-LIBS := -lprotobuf-nanopb -lmpack -lnghttp2 -levent_core -levent_openssl -levent_pthreads -lssl -lcrypto -lzmq -lcyaml -lyaml \
-  -ljansson -lpthread -lm
+LIBS := -lprotobuf-nanopb -lmpack -lnghttp2 -levent_core -lzmq -lcyaml -lyaml -ljansson -lpthread -lm
 TEST_LIBS := -lcriterion -ljansson -lxxhash
 
 # A unit test or benchmark may carry a line "/* make: -DX=Y -lz */" with flags of its own.
-own_flags = $(shell sed -n 's|^/\* make: *\(FLAGS \)\{0,1\}\(.*\) \*/$$|\2|p' $(1))
+own_flags = $(shell sed -n 's|^/\* make: *\(.*\) \*/$$|\1|p' $(1))
 own_compile = $(filter-out -l%,$(call own_flags,$(1)))
 own_link = $(filter -l%,$(call own_flags,$(1)))
 
@@ -93,7 +87,7 @@ $(LIB) $(COMMON) $(SUPPORT) $(INSIDES):
 
 # Objects are made anew when compiler or flags change, but not when nothing did.
 STAMP := $(BUILD)/flags
-FLAGS_NOW = $(CC) $(CPPFLAGS_ALL) $(CFLAGS) $(WARN) $(WARN_UNIT)
+FLAGS_NOW = $(CC) $(CXX) $(CPPFLAGS_ALL) $(CFLAGS) $(LDFLAGS) $(WARN) $(WARN_UNIT)
 $(STAMP): FORCE
 	@mkdir -p $(@D)
 	@echo '$(FLAGS_NOW)' | cmp -s - $@ || echo '$(FLAGS_NOW)' >$@
@@ -164,7 +158,7 @@ CROSS_UNITS := $(basename $(notdir $(shell scripts/core-tests $(UNIT_SRC) $(FUZZ
 cross_programs = $(CROSS_UNITS:%=$(BUILD)/cross/$(1)/%) $(BUILD)/cross/$(1)/run_vectors
 
 define CROSS_RULES
-$(BUILD)/cross/$(1)/obj/%.o: %.c | $(BUILD)/cross/include/xxhash.h
+$(BUILD)/cross/$(1)/obj/%.o: %.c | deps-check $(BUILD)/cross/include/xxhash.h
 	@mkdir -p $$(@D)
 	$(1)-linux-gnu-gcc -std=c11 -O2 -g -MMD -MP -D_GNU_SOURCE -D_FILE_OFFSET_BITS=64 -DHAVE_VEC_HASHFMT -DHAVE_VEC_CKF -Itests/cross -I. -Itests \
 	  -I$(BUILD)/cross/include -Wall -Wextra -Werror -Wno-sign-compare -Wno-format-zero-length $$(call own_compile,$$<) -c $$< -o $$@
@@ -184,9 +178,9 @@ cross-build: $$(call cross_programs,$(1))
 endef
 $(foreach machine,$(MACHINES),$(eval $(call CROSS_RULES,$(machine))))
 
-$(BUILD)/cross/include/xxhash.h: /usr/include/xxhash.h
+$(BUILD)/cross/include/xxhash.h: | deps-check
 	@mkdir -p $(@D)
-	cp $< $@
+	cp /usr/include/xxhash.h $@
 endif
 
 # The short form, part of "make check": the worst of machines and the two headers that compute.
@@ -204,7 +198,7 @@ cross-test: cross-build ## tests of all cores on all emulated machines
 # ---- threads: the same stand-in, for the thread sanitizer leaves no room for what Criterion shares with its processes ----
 
 THREADS := $(patsubst tests/unit/%.c,$(BUILD)/threads/%,$(wildcard tests/unit/test_*_threads.c))
-$(BUILD)/threads/%: tests/unit/%.c tests/cross/criterion.c src/cores.c $(CORES) $(wildcard tests/unit/*.h)
+$(BUILD)/threads/%: tests/unit/%.c tests/cross/criterion.c src/cores.c $(CORES) $(wildcard tests/unit/*.h) | deps-check
 	@mkdir -p $(@D)
 	clang -std=c11 -O1 -g -fsanitize=thread -D_GNU_SOURCE -I. -Itests -Itests/cross $(filter %.c,$^) -lpthread -o $@
 
@@ -236,12 +230,12 @@ fuzz: deps-check ## every fuzz target for FUZZ_SECONDS (60); FUZZ=NAME for one, 
 coverage: deps-check ## lines and branches of the cores that tests reach; MISSING=1 names the others
 	+@BUILD='$(BUILD)' MAKE='$(MAKE)' scripts/coverage $(if $(MISSING),--missing)
 
-$(BUILD)/examples/%: examples/%.c $(CORES) examples/data_centre.h
+$(BUILD)/examples/%: examples/%.c $(CORES) examples/data_centre.h $(STAMP) | deps-check
 	@mkdir -p $(@D)
-	$(CC) -std=c99 $(CFLAGS) $(WARN) -I. $< -o $@
-$(BUILD)/examples/%_cpp: examples/%.cpp $(CORES) examples/data_centre.h
+	$(CC) -std=c99 $(CFLAGS) $(WARN) -I. $< $(LDFLAGS) -o $@
+$(BUILD)/examples/%_cpp: examples/%.cpp $(CORES) examples/data_centre.h $(STAMP) | deps-check
 	@mkdir -p $(@D)
-	$(CXX) -std=c++11 $(CFLAGS) -I. $< -o $@
+	$(CXX) -std=c++11 $(CFLAGS) $(WARN_CXX) -I. $< $(LDFLAGS) -o $@
 examples: $(EXAMPLES) ## build the examples for embedders into $(BUILD)/examples
 
 demo: deps-build ## build, then show both sides at work on this machine
@@ -270,16 +264,16 @@ benches: $(BENCHES)
 OUR_C = $(CORES) $(wildcard src/*.[ch] proto/*.[ch] transports/*.[ch] transports/*/*.[ch] tools/*/*.[ch] \
   tests/*/*.[ch] tests/cross/*/*.h bench/*.[ch] examples/*.h examples/*.c examples/*.cpp)
 
-format: ## clang-format all C files in place
+format: deps-check ## clang-format all C files in place
 	clang-format -i $(OUR_C)
 
-function-size: ## functions beyond 60 lines or 15 branches that do not say why
+function-size: deps-check ## functions beyond 60 lines or 15 branches that do not say why
 	@scripts/function-size $(OUR_C)
 
-format-check: ## list C files that clang-format would change
+format-check: deps-check ## list C files that clang-format would change
 	scripts/check-format $(OUR_C)
 
-firmware: ## compile the cores for small and foreign machines; UPDATE=1 accepts the new sizes
+firmware: deps-check ## compile the cores for small and foreign machines; UPDATE=1 accepts the new sizes
 	scripts/firmware $(if $(UPDATE),--update)
 
 toc: ## check that the contents list of each header equals its banners

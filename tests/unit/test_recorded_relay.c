@@ -4,6 +4,7 @@
  * recorded words, and our consumer takes the recorded catalog and filter streams and ends with them
  * too.
  */
+/* make: -lcrypto */
 #include <criterion/criterion.h>
 #include <openssl/evp.h>
 #include <stdio.h>
