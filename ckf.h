@@ -5573,10 +5573,10 @@ static CKF_INLINE_ uint32_t ckf_cells_missed_(const ckf_source_ *source, const v
   return missed;
 }
 
-/* The same when depths[] holds a guess for each lane. A guess is right when the two positions below
- * it hit and its own misses; where only the last fails the lane has grown, else it is searched
- * anew. The lanes that grew from the greatest depth, the end of the last prompt as a rule, are
- * sampled from there. */
+/* The same when depths[] holds a guess for each lane, 1 or more, and `len` is not 0. A guess is
+ * right when the two positions below it hit and its own misses; where only the last fails the lane
+ * has grown, else it is searched anew. The lanes that grew from the greatest depth, the end of the
+ * last prompt as a rule, are sampled from there. */
 static CKF_INLINE_ void ckf_search_again_(const ckf_source_ *source, const void *user, uint32_t len,
                                           bool eager, uint32_t lanes, uint32_t depths[CKF_LANES]) {
   ckf_range_ ranges[CKF_LANES];
@@ -5585,10 +5585,6 @@ static CKF_INLINE_ void ckf_search_again_(const ckf_source_ *source, const void 
   below[0].n = below[1].n = own.n = 0;
   for (todo = lanes; todo; todo &= todo - 1) {
     const uint32_t lane = ckf_lowest_(todo), depth = depths[lane] < len ? depths[lane] : len;
-    if (depth == 0) { /* one row asks all of these */
-      lost |= UINT32_C(1) << lane;
-      continue;
-    }
     ranges[lane].lower = depth;
     ranges[lane].upper = len;
     ranges[lane].trusted = depth - 1;
@@ -5862,21 +5858,22 @@ void ckf_table_find_captured(const ckf_table *table, uint32_t lanes, ckf_query *
 
 int ckf_table_find_again(const ckf_table *table, ckf_query *query, ckf_matches *matches) {
   const uint32_t ready = ckf_table_ready(table) & table->manifest_.configured;
-  const uint32_t before = matches->lanes & ready;
   const ckf_view_ view = ckf_table_view_(table, query);
-  ckf_matches fresh;
-  uint32_t lane;
-  CKF_MEMSET(&fresh, 0, sizeof fresh);
-  if (ready & ~before) {
-    ckf_view_search_(&view, query->len_, query->known_ == query->len_, ready & ~before,
-                     fresh.depths);
-  }
+  const bool eager = query->known_ == query->len_;
+  uint32_t lane, guessed = 0;
   for (lane = 0; lane < CKF_LANES; lane++) {
-    fresh.depths[lane] = before >> lane & 1 ? matches->depths[lane] : fresh.depths[lane];
+    const bool guess = query->len_ > 0 && matches->depths[lane] > 0;
+    guessed |= (uint32_t)guess << lane;
+    matches->depths[lane] = guess && ready >> lane & 1 ? matches->depths[lane] : 0;
   }
-  ckf_view_run_(&view, query->len_, query->known_ == query->len_, true, before, fresh.depths);
-  fresh.lanes = ready;
-  *matches = fresh;
+  guessed &= matches->lanes & ready;
+  matches->lanes = ready;
+  if (guessed) {
+    ckf_view_run_(&view, query->len_, eager, true, guessed, matches->depths);
+  }
+  if (ready & ~guessed) { /* one row asks all of these */
+    ckf_view_search_(&view, query->len_, eager, ready & ~guessed, matches->depths);
+  }
   return ready ? CKF_OK : CKF_ERR_UNAVAILABLE;
 }
 
