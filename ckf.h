@@ -506,10 +506,16 @@ typedef struct ckf_lane {
   bool ready_, assigned_, epoch_known_;
 } ckf_lane;
 
+/** Writes the local block hashes [from, to) of a prompt into `locals`, for ckf_query_init_lazy. */
+typedef void (*ckf_locals_fn)(void *user, uint64_t *locals, size_t from, size_t to);
+
 /** A prompt that is hashed as far as some search has looked; private fields, size may change. */
 typedef struct ckf_query {
   const uint64_t *locals_; /* local block hashes, NULL when all keys are there */
   uint64_t *keys_;         /* sequence hashes, `known_` of them */
+  ckf_locals_fn make_;     /* writes locals that are not there yet, or NULL */
+  uint64_t *room_;         /* the locals again, for that */
+  void *user_;
   uint32_t len_, known_;
 } ckf_query;
 
@@ -1029,6 +1035,11 @@ CKF_API const char *ckf_lane_action_name(enum ckf_lane_action action);
  * are lent until the query is done with. */
 CKF_API void ckf_query_init(ckf_query *query, const uint64_t *locals, size_t len, uint64_t *keys,
                             size_t known);
+/** The same before the local hashes are there: `make` writes into `locals` (room for `len`) those
+ * that the next sequence hashes need, in order and each once, from `known` on. A prompt that nobody
+ * has costs one block. */
+CKF_API void ckf_query_init_lazy(ckf_query *query, uint64_t *locals, size_t len, uint64_t *keys,
+                                 size_t known, ckf_locals_fn make, void *user);
 /** How many sequence hashes are there now. */
 CKF_API size_t ckf_query_known(const ckf_query *query);
 /** Asks all lanes that are ready. CKF_ERR_UNAVAILABLE: none is, `out` is empty; that is no depth of
@@ -5692,6 +5703,9 @@ static inline uint32_t ckf_quad_(const uint64_t *a, const uint64_t *b, uint16_t 
 static void ckf_query_reach_(ckf_query *query, uint32_t count) {
   uint64_t key;
   uint32_t i = query->known_;
+  if (query->make_) {
+    query->make_(query->user_, query->room_, i, count);
+  }
   if (i == 0) {
     query->keys_[i++] = query->locals_[0];
   }
@@ -5825,8 +5839,19 @@ void ckf_query_init(ckf_query *query, const uint64_t *locals, size_t len, uint64
                     size_t known) {
   query->locals_ = locals;
   query->keys_ = keys;
+  query->make_ = NULL;
+  query->room_ = NULL;
+  query->user_ = NULL;
   query->len_ = ckf_search_len_(len);
   query->known_ = ckf_search_len_(known < len ? known : len);
+}
+
+void ckf_query_init_lazy(ckf_query *query, uint64_t *locals, size_t len, uint64_t *keys,
+                         size_t known, ckf_locals_fn make, void *user) {
+  ckf_query_init(query, locals, len, keys, known);
+  query->make_ = make;
+  query->room_ = locals;
+  query->user_ = user;
 }
 
 size_t ckf_query_known(const ckf_query *query) { return query->known_; }

@@ -280,6 +280,51 @@ static void check_depths(const fleet *f, uint32_t configured, const uint64_t *lo
   }
 }
 
+/* Gives out local hashes and checks that each is asked for once, in order, and not too many. */
+typedef struct giver {
+  const uint64_t *from;
+  size_t next;
+} giver;
+
+static void give(void *user, uint64_t *locals, size_t from, size_t to) {
+  giver *const g = user;
+  cr_assert_eq(from, g->next);
+  cr_assert_gt(to, from);
+  memcpy(locals + from, g->from + from, (to - from) * sizeof *locals);
+  g->next = to;
+}
+
+Test(ckf_table, local_hashes_are_made_when_they_are_wanted) {
+  static uint64_t locals[LEN], keys[LEN], room[LEN], made[LEN];
+  fleet *const f = a_fleet(0x3, 2000);
+  uint32_t held = 0;
+  for (size_t i = 0; i < LEN; i++) {
+    locals[i] = draw(UINT64_MAX);
+    keys[i] = i ? ckf_child(keys[i - 1], locals[i]) : locals[0];
+  }
+  for (uint32_t depth = 0; depth <= LEN; depth += 1 + depth / 2) {
+    for (; held < depth; held++)
+      change(f, 1, keys[held], true);
+    for (size_t known = 0; known <= LEN; known += 1 + known * 2) {
+      giver g = {locals, known};
+      ckf_matches matches, again = {0};
+      ckf_query query;
+      memset(room, 0xEE, sizeof room);
+      memcpy(made, keys, known * sizeof *made);
+      ckf_query_init_lazy(&query, room, LEN, made, known, give, &g);
+      cr_assert_eq(ckf_table_find(&f->table, &query, &matches), CKF_OK);
+      cr_assert_eq(matches.depths[1], depth);
+      cr_assert_eq(g.next, ckf_query_known(&query), "one local for each sequence hash");
+      cr_assert_arr_eq(made, keys, ckf_query_known(&query) * sizeof *made);
+      if (depth == 0 && known == 0)
+        cr_assert_eq(g.next, 1, "a prompt that nobody has costs one block");
+      cr_assert_eq(ckf_table_find_again(&f->table, &query, &again), CKF_OK);
+      cr_assert_arr_eq(&again, &matches, sizeof again);
+    }
+  }
+  free(f->memory);
+}
+
 Test(ckf_table, all_lanes_answer_what_a_scan_of_each_answers) {
   static const uint32_t sets[] = {0xFFFF, 0x1, 0x2, 0x6, 0x90, 0x8001, 0x5555};
   static uint64_t locals[LEN], keys[LEN];
