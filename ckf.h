@@ -2027,9 +2027,8 @@ static CKF_INLINE_ uint64_t ckf_looks_hits_(const ckf_looks_ *looks, size_t from
   const uint32_t *const bucket = looks->bucket + from;
   const uint16_t *const fp = looks->fp + from;
 #if defined(CKF_KERNEL_AVX2_) || defined(CKF_KERNEL_SSE2_)
-#define CKF_TWO_(I)                                                                                \
-  _mm_castpd_si128(_mm_loadh_pd(_mm_load_sd((const double *)(const void *)&words[bucket[I]]),      \
-                                (const double *)(const void *)&words[bucket[(I) + 1]]))
+#define CKF_ONE_(I) _mm_loadl_epi64((const __m128i *)(const void *)&words[bucket[I]])
+#define CKF_TWO_(I) _mm_unpacklo_epi64(CKF_ONE_(I), CKF_ONE_((I) + 1))
   const __m128i all = _mm_loadu_si128((const __m128i *)(const void *)fp);
   const __m128i low = _mm_unpacklo_epi16(all, all), high = _mm_unpackhi_epi16(all, all);
   const __m128i h0 = _mm_cmpeq_epi16(_mm_shuffle_epi32(low, 0x50), CKF_TWO_(0));
@@ -2043,6 +2042,7 @@ static CKF_INLINE_ uint64_t ckf_looks_hits_(const ckf_looks_ *looks, size_t from
   _mm_storel_epi64((__m128i *)(void *)&result, bytes);
   return result;
 #undef CKF_TWO_
+#undef CKF_ONE_
 #else
   uint64_t result = 0;
   unsigned i;
