@@ -55,15 +55,17 @@
  *   `..._mem_size`, pass a block, keep it as long as the object is used.
  * - What can fail returns CKF_OK or a negative `enum ckf_err`; the object is unchanged on every
  *   error except where the function says otherwise. CKF_ERR_INVARIANT means damaged state: stop
- *   using the object and build a new one.
- * - A canonical is a 64-bit sequence hash, the filter key; an external is the block id of an
- * engine.
+ *   using the object and build a new one. Only from ckf_filter_remove it may also mean that the
+ *   caller never inserted the key.
+ * - A struct's `..._init` and `..._claim` return CKF_ERR_ABI when this unit and the one with the
+ *   implementation see it in different sizes: compile both with one configuration.
+ * - A canonical is a 64-bit sequence hash, the filter key; an external is an engine's block id.
  * - Engine events and CBI1 bytes are untrusted: none reaches an assertion, a large allocation or a
  *   loop that its own length does not bound. Who knows `hash_seed` can craft keys that all want the
  *   same few places, so that events are refused: give a random one where sources are not trusted.
  * - Pointers and lengths are the caller's: a pointer may be NULL only with length 0 or where said.
- * - An object is used by one thread at a time. Only the words and the readiness of a ckf_lane may
- *   be read while its one writer goes on.
+ * - An object is used by one thread at a time. Only the words and the readiness of a ckf_lane, and
+ *   the words of a live ckf_replica, may be read while their one writer applies deltas.
  */
 
 #if defined(CKF_STATIC) && defined(CKF_IMPLEMENTATION)
@@ -214,7 +216,7 @@ typedef struct ckf_image {
 /** A filter over the caller's words; private fields, size may change. */
 typedef struct ckf_filter {
   uint64_t *words_;
-  ckf_image *log_;         /* writes of the last successful call, old words */
+  ckf_image *log_;         /* writes of the last call, old words; a failed one leaves none */
   const uint32_t *deltas_; /* unmasked low bits per fingerprint, or NULL */
   uint64_t rng_;
   ckf_format format_;
@@ -392,11 +394,12 @@ typedef struct ckf_identity {
   ckf_format format;
 } ckf_identity;
 
-/** The right to fill one lane of one consumer. */
+/** The right to fill one lane of one consumer; the consumer makes it and the producer's side hands
+ * it back with each delta. */
 typedef struct ckf_lease {
-  uint64_t consumer_instance;
-  uint8_t physical_lane;
-  uint64_t assignment_epoch;
+  uint64_t consumer_instance; /* one life of the consumer; that of its manifest */
+  uint8_t physical_lane;      /* 0 .. 15 */
+  uint64_t assignment_epoch;  /* greater than in any lease that this lane had before */
 } ckf_lease;
 
 /** Why a publisher sends nothing until the next snapshot. */
@@ -581,6 +584,10 @@ enum ckf_err {
   CKF_ERR_WRONG_OWNER = -262,
   CKF_ERR_WRONG_FORMAT = -263,
   CKF_ERR_STALE_EPOCH = -264,
+  /* publisher */
+  CKF_ERR_FENCED = -270,  /* the batch is lost; a snapshot lifts the fence while numbers are left */
+  CKF_ERR_ENQUEUE = -271, /* the sink refused: fenced from now on */
+  CKF_ERR_SEQUENCE_EXHAUSTED = -272, /* no number is left: a new producer generation */
   /* table */
   CKF_ERR_MIXED_DOMAIN = -280,
   CKF_ERR_DUPLICATE_POOL = -281,
@@ -589,11 +596,7 @@ enum ckf_err {
   CKF_ERR_INVALID_LANE = -284,
   CKF_ERR_UNCONFIGURED_LANE = -285,
   CKF_ERR_LANE_CLAIMED = -286,
-  CKF_ERR_UNAVAILABLE = -287, /* no lane is ready: nothing is known, which is not depth 0 */
-  /* publisher */
-  CKF_ERR_FENCED = -270,            /* the batch is lost; a snapshot lifts the fence */
-  CKF_ERR_ENQUEUE = -271,           /* the sink refused: fenced from now on */
-  CKF_ERR_SEQUENCE_EXHAUSTED = -272 /* no number is left */
+  CKF_ERR_UNAVAILABLE = -287 /* no lane is ready: nothing is known, which is not depth 0 */
 };
 
 /** A short sentence for people; never NULL. */
@@ -659,9 +662,9 @@ CKF_API CKF_MUST_USE int ckf_config_check(const ckf_config *cfg, uint64_t *bucke
 CKF_API CKF_MUST_USE int ckf_format_check(const ckf_format *format);
 /** Canonical hash of a child block. */
 CKF_API uint64_t ckf_child(uint64_t parent_canonical, uint64_t local);
-/** Fingerprint and home buckets of a canonical. The format must be valid. */
+/** Fingerprint and home buckets of a canonical (tests, tools). The format must be valid. */
 CKF_API ckf_probe ckf_probe_make(const ckf_format *format, uint64_t key);
-/** Distance between the two homes of a fingerprint, 1 .. bucket_count - 1. */
+/** Distance between the two homes of a fingerprint, 1 .. bucket_count - 1 (tests, tools). */
 CKF_API uint32_t ckf_delta(const ckf_format *format, uint16_t fp);
 /** The hash of a canonical before it is split (tests, tools). */
 CKF_API uint64_t ckf_mix(const ckf_format *format, uint64_t key);
@@ -671,7 +674,7 @@ CKF_API void ckf_delta_table(uint64_t seed, uint32_t *table);
 
 /* ==== packed bucket and generator ==== */
 
-/** First empty slot of a word, 4 when full. */
+/** First empty slot of a word, 4 when full (tests, tools, as the next three). */
 CKF_API unsigned ckf_word_first_empty(uint64_t word);
 /** First slot that holds fp (not 0), 4 when none does. */
 CKF_API unsigned ckf_word_first(uint64_t word, uint16_t fp);
@@ -686,27 +689,33 @@ CKF_API uint64_t ckf_rng_draw(uint64_t *state);
 
 /** Sets up a filter over `words` (format.bucket_count, zeroed or filled by the caller) and `log`
  * (max_kicks + 1 entries); `deltas` is a table of ckf_delta_table or NULL. All are lent for the
- * life of the filter. CKF_ERR_ARG, CKF_ERR_MAX_KICKS, CKF_ERR_FORMAT_BUCKET_COUNT, CKF_ERR_ABI: not
- * set up. The generator starts as lane 0 of the seed. */
+ * life of the filter. CKF_ERR_ARG (no words or log), CKF_ERR_MAX_KICKS,
+ * CKF_ERR_FORMAT_BUCKET_COUNT, CKF_ERR_ABI: not set up. The generator starts as lane 0 of the seed.
+ */
 CKF_API CKF_MUST_USE int ckf_filter_init_abi(ckf_filter *filter, size_t filter_size,
                                              const ckf_format *format, uint32_t max_kicks,
                                              uint64_t *words, ckf_image *log,
                                              const uint32_t *deltas);
 #define ckf_filter_init(FILTER, FORMAT, MAX_KICKS, WORDS, LOG, DELTAS)                             \
   ckf_filter_init_abi((FILTER), sizeof(ckf_filter), (FORMAT), (MAX_KICKS), (WORDS), (LOG), (DELTAS))
+/** State of the relocation generator; with it and the words a filter goes on elsewhere exactly as
+ * here (tests, tools). */
 CKF_API uint64_t ckf_filter_rng(const ckf_filter *filter);
+/** Sets what ckf_filter_rng returned (tests, tools). */
 CKF_API void ckf_filter_set_rng(ckf_filter *filter, uint64_t state);
 /** Inserts one copy of a key. CKF_ERR_CAPACITY_EXHAUSTED: words unchanged, log empty, generator
  * advanced by 1 + max_kicks. */
 CKF_API CKF_MUST_USE int ckf_filter_insert(ckf_filter *filter, uint64_t key);
 /** The same without moving residents; a failure costs one draw. */
 CKF_API CKF_MUST_USE int ckf_filter_insert_home(ckf_filter *filter, uint64_t key);
-/** Removes one copy of a key that was inserted. CKF_ERR_INVARIANT: no copy there, nothing changed.
- */
+/** Removes one copy of a key that was inserted; another key with the same fingerprint and homes
+ * would lose its own. CKF_ERR_INVARIANT: no copy there, words unchanged, log empty. */
 CKF_API CKF_MUST_USE int ckf_filter_remove(ckf_filter *filter, uint64_t key);
+/** True for every key that is in, and by chance for about one in 8,000 of the others in a full
+ * filter. */
 CKF_API bool ckf_filter_contains(const ckf_filter *filter, uint64_t key);
-/** Writes of the last call in order: bucket and the word before. Valid until the next mutating
- * call. */
+/** Writes of the last insertion or removal in order: bucket and the word before; none when it
+ * failed. Valid until the next one. */
 CKF_API const ckf_image *ckf_filter_log(const ckf_filter *filter, size_t *len);
 /** Batch forms with prefetch, in order, equal to n single calls; each returns how many succeeded,
  * and sets ok[i] (may be NULL) per key. The write log afterwards is that of the last key only. */
@@ -717,13 +726,14 @@ CKF_API size_t ckf_filter_contains_n(const ckf_filter *filter, const uint64_t *k
 
 /* ==== producer ==== */
 
+/** Defaults of ckf_config_default and of the comments at the fields; set expected_blocks. */
 CKF_API ckf_producer_config ckf_producer_config_default(void);
 /** Bytes a producer needs, at any alignment; 0 when the configuration is refused. From about 1 M
  * blocks on, memory in huge pages makes events up to twice as fast. */
 CKF_API size_t ckf_producer_mem_size(const ckf_producer_config *cfg);
 /** Builds an empty producer in `mem`, which it uses as long as it lives; nothing has to be freed
  * but that block. Configuration errors as ckf_config_check, CKF_ERR_CAPACITY_OVERFLOW above
- * CKF_MAX_BUCKETS, CKF_ERR_NOSPACE when `len` is too small. */
+ * CKF_MAX_BUCKETS, CKF_ERR_NOSPACE when `len` is too small, CKF_ERR_ABI: not built. */
 CKF_API CKF_MUST_USE int ckf_producer_init_abi(ckf_producer *p, size_t p_size,
                                                const ckf_producer_config *cfg, void *mem,
                                                size_t len);
@@ -744,28 +754,32 @@ CKF_API int ckf_producer_stored(ckf_producer *p, const ckf_member *member, enum 
                                 enum ckf_domain domain, bool has_parent, uint64_t parent,
                                 bool has_start, uint64_t start, const ckf_block *blocks, size_t n,
                                 ckf_outcome *out);
-/** A removal event; unknown externals are counted and skipped. */
+/** A removal event; unknown externals are counted and skipped. CKF_ERR_ARG (no array, or one above
+ * every limit), CKF_ERR_UNSUPPORTED_DOMAIN: does not count, nothing changed; CKF_ERR_INVARIANT:
+ * fence and rebuild. */
 CKF_API int ckf_producer_removed(ckf_producer *p, const ckf_member *member, enum ckf_tier tier,
                                  enum ckf_domain domain, const uint64_t *externals, size_t n,
                                  ckf_outcome *out);
-/** A clear event: all mappings of the member go. */
+/** A clear event: all mappings of the member go. CKF_ERR_UNSUPPORTED_DOMAIN, CKF_ERR_INVARIANT: as
+ * ckf_producer_removed. */
 CKF_API int ckf_producer_cleared(ckf_producer *p, const ckf_member *member, enum ckf_domain domain,
                                  ckf_outcome *out);
 /** Drops a member outside any event; the caller drains right after. CKF_OK also for an unknown
- * member. */
+ * member; CKF_ERR_INVARIANT: fence and rebuild. */
 CKF_API CKF_MUST_USE int ckf_producer_remove_rank(ckf_producer *p, const ckf_member *member);
 /** The same for all ranks of a worker. */
 CKF_API CKF_MUST_USE int ckf_producer_remove_worker(ckf_producer *p, uint64_t worker_id);
-/** Closes the window: 1 = `out` holds a batch, 0 = nothing changed, negative = error. Pending
- * events are 0 afterwards. */
+/** Closes the window: 1 = `out` holds a batch, 0 = nothing changed. Pending events are 0
+ * afterwards. CKF_ERR_ARG: `p` is the `next` of a rebuild, commit it first. */
 CKF_API CKF_MUST_USE int ckf_producer_drain(ckf_producer *p, ckf_batch *out);
 /** Image i < image_count of a batch. */
 CKF_API ckf_image ckf_batch_image(const ckf_batch *batch, size_t i);
-/** Writes image i of a batch that the caller makes of his own bytes. */
+/** Writes image i of a batch that the caller makes of its own bytes (tests, tools). */
 CKF_API void ckf_batch_put(uint8_t *images, size_t i, ckf_image image);
 
+/** The format of its words; valid as long as the producer. */
 CKF_API const ckf_format *ckf_producer_format(const ckf_producer *p);
-/** The bucket_count words as they are now, drained or not. */
+/** The bucket_count words as they are now, drained or not; valid until a rebuild or a move. */
 CKF_API const uint64_t *ckf_producer_words(const ckf_producer *p);
 /** Events since the last drain. */
 CKF_API uint64_t ckf_producer_pending(const ckf_producer *p);
@@ -773,8 +787,9 @@ CKF_API uint64_t ckf_producer_pending(const ckf_producer *p);
 CKF_API bool ckf_producer_has_pending(const ckf_producer *p);
 /** True when mappings have tags, see ckf_producer_config. */
 CKF_API bool ckf_producer_has_tags(const ckf_producer *p);
+/** Fills in all counters and sizes as they are now; no scan. */
 CKF_API void ckf_producer_stats_get(const ckf_producer *p, ckf_producer_stats *out);
-/** Buckets with at least one fingerprint: a full scan, for diagnostics. */
+/** Buckets with at least one fingerprint: a full scan (tests, tools). */
 CKF_API uint64_t ckf_producer_occupied_buckets(const ckf_producer *p);
 /** The filter's answer; may be a false positive. */
 CKF_API bool ckf_producer_contains(const ckf_producer *p, uint64_t canonical);
@@ -815,7 +830,8 @@ CKF_API CKF_MUST_USE int ckf_producer_check_(const ckf_producer *p);
 /** Starts `next` from the members of `p` that are not in `named`. `mem` is not the memory of `p`.
  * `p` may be drained but not changed until the commit. CKF_ERR_NOSPACE: `len` is too small or,
  * practically never, what is retained finds no place in the new order: `p` goes on, try again with
- * another hash seed (ckf_producer_move) or more memory. */
+ * another hash seed (ckf_producer_move) or more memory. CKF_ERR_ARG: `p` is itself the `next` of a
+ * rebuild, or `named` is missing. After an error drop `next`. */
 CKF_API CKF_MUST_USE int ckf_rebuild_begin(ckf_producer *next, const ckf_producer *p,
                                            const ckf_member *named, size_t named_len, void *mem,
                                            size_t len);
@@ -832,7 +848,8 @@ CKF_API CKF_MUST_USE int ckf_producer_move(ckf_producer *p, const ckf_producer_c
 
 /* ==== publisher ==== */
 
-/** Sets up a publisher without a lease; `last_sequence` is the number of the last batch so far. */
+/** Sets up a publisher without a lease; `last_sequence` is the number of the last batch so far.
+ * CKF_ERR_ARG: no sink; CKF_ERR_ABI. */
 CKF_API CKF_MUST_USE int ckf_publisher_init_abi(ckf_publisher *pub, size_t pub_size,
                                                 const ckf_identity *identity,
                                                 uint64_t last_sequence, ckf_sink_fn sink,
@@ -840,22 +857,27 @@ CKF_API CKF_MUST_USE int ckf_publisher_init_abi(ckf_publisher *pub, size_t pub_s
 #define ckf_publisher_init(PUB, IDENTITY, LAST_SEQUENCE, SINK, USER)                               \
   ckf_publisher_init_abi((PUB), sizeof(ckf_publisher), (IDENTITY), (LAST_SEQUENCE), (SINK), (USER))
 /** Sends a batch with the next number: 1 = sent, 0 = nobody holds a lease, the batch has no number
- * and is dropped. CKF_ERR_FENCED, CKF_ERR_ENQUEUE: the holder has to take a snapshot. */
+ * and is dropped. CKF_ERR_ENQUEUE (the sink refused), CKF_ERR_FENCED (a fence stands, lease or
+ * not): the batch is lost, give the lease anew with ckf_publisher_snapshot. */
 CKF_API CKF_MUST_USE int ckf_publisher_publish(ckf_publisher *pub, const ckf_batch *batch);
 /** Gives the lease to a new holder, whose snapshot is numbered `*sequence`. Before: the caller
  * copies the words of the producer, then drains it; what the drain returned is `tail` (NULL = no
- * batch) and goes out under the old lease. Lifts a fence. CKF_ERR_SEQUENCE_EXHAUSTED: for good;
- * CKF_ERR_ENQUEUE: the tail was refused, a second try with a new copy of the words succeeds. */
+ * batch) and goes out under the old lease, if no fence stands; then the fence is lifted.
+ * CKF_ERR_SEQUENCE_EXHAUSTED: the last number is spent, fence or not, for good; CKF_ERR_ENQUEUE:
+ * the tail was refused, a second try with a new copy of the words succeeds. */
 CKF_API CKF_MUST_USE int ckf_publisher_snapshot(ckf_publisher *pub, const ckf_lease *lease,
                                                 const ckf_batch *tail, uint64_t *sequence);
-/** Takes the lease back. */
+/** Takes the lease back; what is published next is dropped. */
 CKF_API void ckf_publisher_retire(ckf_publisher *pub);
-/** Takes it back from a holder that does not keep up, and fences. */
+/** Takes it back from a holder that does not keep up, and fences: what is published next gives
+ * CKF_ERR_FENCED. */
 CKF_API void ckf_publisher_retire_stalled(ckf_publisher *pub);
 /** 1 = there is a lease: its holder must have installed `*expected_sequence`; 0 = there is none. */
 CKF_API int ckf_publisher_drain_marker(const ckf_publisher *pub, ckf_lease *lease,
                                        uint64_t *expected_sequence);
+/** Number of the last batch that was sent, or the one it was set up with. */
 CKF_API uint64_t ckf_publisher_last_sequence(const ckf_publisher *pub);
+/** Why nothing is sent, CKF_FENCE_NONE while it is. */
 CKF_API enum ckf_fence ckf_publisher_fence(const ckf_publisher *pub);
 /** The protocol's name of a fence, "" for none. */
 CKF_API const char *ckf_fence_name(enum ckf_fence fence);
@@ -908,7 +930,9 @@ CKF_API uint64_t ckf_cbi1_word(const ckf_cbi1_frame *view, size_t i);
 /* ==== assembly ==== */
 
 /** Prepares to collect chunks in `words` (format->bucket_count of them), whose contents mean
- * nothing until a snapshot is complete. */
+ * nothing until a snapshot is complete; they are lent for the life of the assembly.
+ * CKF_ERR_FORMAT_BUCKET_COUNT, CKF_ERR_ARG (no words, or another number), CKF_ERR_ABI: not set up.
+ */
 CKF_API CKF_MUST_USE int ckf_assembly_init_abi(ckf_assembly *as, size_t as_size,
                                                const ckf_format *format, uint64_t *words,
                                                size_t word_count);
@@ -924,20 +948,26 @@ CKF_API CKF_MUST_USE int ckf_assembly_absorb(ckf_assembly *as, const ckf_cbi1_fr
 
 /** Bytes a replica needs for its words and its duplicate check; 0 for a bad format. */
 CKF_API size_t ckf_replica_mem_size(const ckf_format *format);
+/** Sets up a replica that awaits chunk 0 of a snapshot in `mem`, lent for its life.
+ * CKF_ERR_FORMAT_BUCKET_COUNT, CKF_ERR_NOSPACE (`len` below ckf_replica_mem_size), CKF_ERR_ABI: not
+ * set up. */
 CKF_API CKF_MUST_USE int ckf_replica_init_abi(ckf_replica *r, size_t r_size,
                                               const ckf_format *format, void *mem, size_t len);
 #define ckf_replica_init(R, FORMAT, MEM, LEN)                                                      \
   ckf_replica_init_abi((R), sizeof(ckf_replica), (FORMAT), (MEM), (LEN))
 /** Forgets everything: the next frame must be chunk 0 of a snapshot. */
 CKF_API void ckf_replica_reset(ckf_replica *r);
-/** Takes a decoded frame of this format: 0 = more chunks wanted, 1 = live at a new sequence. Any
- * error: nothing was written to live words, the stream has to start over (CKF_ERR_NOT_LIVE,
- * CKF_ERR_SNAPSHOT_LIVE, CKF_ERR_SEQUENCE, CKF_ERR_EMPTY_DELTA, CKF_ERR_DUPLICATE_IMAGE,
- * CKF_ERR_CHUNK_SEQUENCE, CKF_ERR_INCOMPLETE_COVERAGE). */
+/** Takes a decoded frame: 0 = more chunks wanted, 1 = live at a new sequence. Any error: nothing
+ * was written to live words, the stream has to start over with ckf_replica_reset
+ * (CKF_ERR_FORMAT_MISMATCH, CKF_ERR_NOT_LIVE, CKF_ERR_SNAPSHOT_LIVE, CKF_ERR_SEQUENCE,
+ * CKF_ERR_EMPTY_DELTA, CKF_ERR_DUPLICATE_IMAGE, CKF_ERR_CHUNK_SEQUENCE,
+ * CKF_ERR_INCOMPLETE_COVERAGE). */
 CKF_API CKF_MUST_USE int ckf_replica_apply(ckf_replica *r, const ckf_cbi1_frame *frame);
+/** True from a complete snapshot until the reset. */
 CKF_API bool ckf_replica_live(const ckf_replica *r);
 /** Installed sequence; meaningful while live. */
 CKF_API uint64_t ckf_replica_sequence(const ckf_replica *r);
+/** The format it was set up with. */
 CKF_API const ckf_format *ckf_replica_format(const ckf_replica *r);
 /** The words; NULL while not live. */
 CKF_API const uint64_t *ckf_replica_words(const ckf_replica *r);
@@ -962,60 +992,88 @@ CKF_API CKF_MUST_USE int ckf_manifest_check(const ckf_manifest *manifest, uint32
 CKF_API size_t ckf_table_mem_size(const ckf_manifest *manifest);
 /** Builds a table without claims in `mem`, which is lent for its life. `verification_window` is
  * checked (1 .. 8, else CKF_ERR_WINDOW) and not needed. Errors of ckf_manifest_check;
- * CKF_ERR_NOSPACE: `len` is too small. Words in huge pages make queries of large tables faster. */
+ * CKF_ERR_CAPACITY_OVERFLOW: more bytes than the machine addresses; CKF_ERR_NOSPACE: `len` is too
+ * small; CKF_ERR_ABI. Words in huge pages make queries of large tables faster. */
 CKF_API CKF_MUST_USE int ckf_table_init_abi(ckf_table *table, size_t table_size,
                                             const ckf_manifest *manifest,
                                             uint32_t verification_window, void *mem, size_t len);
 #define ckf_table_init(TABLE, MANIFEST, WINDOW, MEM, LEN)                                          \
   ckf_table_init_abi((TABLE), sizeof(ckf_table), (MANIFEST), (WINDOW), (MEM), (LEN))
+/** The table's copy of its manifest; valid as long as the table. */
 CKF_API const ckf_manifest *ckf_table_manifest(const ckf_table *table);
 /** Lanes that are ready, one acquire load. */
 CKF_API uint32_t ckf_table_ready(const ckf_table *table);
 /** One bucket of a lane (tests, tools). */
 CKF_API uint64_t ckf_table_word(const ckf_table *table, uint32_t lane, uint32_t bucket);
 /** Takes readiness from the lanes of a mask, from any thread and before their writer knows: their
- * next use needs a new assignment. */
+ * next use needs a new assignment. The caller excludes that a ckf_lane_activate of one of them goes
+ * on meanwhile: it would put the bit back. */
 CKF_API void ckf_table_withdraw(ckf_table *table, uint32_t lanes);
 
 /* ==== lane ==== */
 
 /** Makes `lane` the writer of lane `number`: CKF_ERR_INVALID_LANE (16 or more),
- * CKF_ERR_UNCONFIGURED_LANE, CKF_ERR_LANE_CLAIMED. The lane has no assignment and is not ready. */
+ * CKF_ERR_UNCONFIGURED_LANE, CKF_ERR_LANE_CLAIMED (release it first), CKF_ERR_ABI: not claimed. The
+ * lane has no assignment, knows no epoch and is not ready. */
 CKF_API CKF_MUST_USE int ckf_lane_claim_abi(ckf_lane *lane, size_t lane_size, ckf_table *table,
                                             uint32_t number);
 #define ckf_lane_claim(LANE, TABLE, NUMBER)                                                        \
   ckf_lane_claim_abi((LANE), sizeof(ckf_lane), (TABLE), (NUMBER))
-/** Gives the lane up: readiness goes first, then the claim. The object is then unused. */
+/** Gives the lane up: readiness goes first, then the claim. The object is then unused, and the last
+ * assignment epoch is forgotten with it: whoever claims the lane next goes on counting. */
 CKF_API void ckf_lane_release(ckf_lane *lane);
 /** Takes a new lease: CKF_OK, not ready until a snapshot comes; CKF_ERR_WRONG_CONSUMER,
- * CKF_ERR_WRONG_LANE, CKF_ERR_WRONG_OWNER, CKF_ERR_WRONG_FORMAT, CKF_ERR_STALE_EPOCH: unchanged,
- * even ready. */
+ * CKF_ERR_WRONG_LANE, CKF_ERR_WRONG_OWNER (not the pool of the manifest), CKF_ERR_WRONG_FORMAT,
+ * CKF_ERR_STALE_EPOCH (not above the last one): unchanged, even ready. */
 CKF_API CKF_MUST_USE int ckf_lane_assign(ckf_lane *lane, const ckf_identity *identity,
                                          const ckf_lease *lease);
 /** The error ckf_lane_assign would return; changes nothing. */
 CKF_API CKF_MUST_USE int ckf_lane_assignable(const ckf_lane *lane, const ckf_identity *identity,
                                              const ckf_lease *lease);
+/** Ends the assignment; readers stop, the last epoch stays known. */
 CKF_API void ckf_lane_retire(ckf_lane *lane);
-/** Writes a whole snapshot and makes the lane ready. */
-CKF_API ckf_lane_outcome ckf_lane_install(ckf_lane *lane, const ckf_identity *identity,
-                                          const ckf_lease *lease, uint64_t sequence,
-                                          const uint64_t *words, size_t word_count);
-/** The first half of ckf_lane_install: everything but readiness. CKF_LANE_SNAPSHOT_INSTALLED says
- * that ckf_lane_activate may follow, at a moment the caller has chosen. */
-CKF_API ckf_lane_outcome ckf_lane_stage(ckf_lane *lane, const ckf_identity *identity,
-                                        const ckf_lease *lease, uint64_t sequence,
-                                        const uint64_t *words, size_t word_count);
+/*
+ * Whatever the next four return, the caller goes by `result`. CKF_LANE_IGNORED_FOREIGN_LEASE (no
+ * assignment, or another lease) and CKF_LANE_IGNORED_STALE (here already): drop it and go on,
+ * nothing changed. CKF_LANE_DEACTIVATED: the lane is not ready any more, its lease stays; `action`
+ * says whether the same snapshot is to be sent right (CKF_ACTION_RETRY_SNAPSHOT, there was none
+ * before) or a new one to be asked for (CKF_ACTION_DEACTIVATE_AND_SNAPSHOT), which may come under
+ * this lease.
+ */
+
+/** Writes a whole snapshot and makes the lane ready: CKF_LANE_SNAPSHOT_INSTALLED, deltas from
+ * `sequence` on may follow. Ignored: a foreign lease; ready, and `sequence` is not new.
+ * Deactivated: CKF_FAULT_WRONG_IDENTITY, CKF_FAULT_SNAPSHOT_BUCKET_COUNT,
+ * CKF_FAULT_SNAPSHOT_WHILE_READY (a new one, to a lane that was ready). */
+CKF_API CKF_MUST_USE ckf_lane_outcome ckf_lane_install(ckf_lane *lane, const ckf_identity *identity,
+                                                       const ckf_lease *lease, uint64_t sequence,
+                                                       const uint64_t *words, size_t word_count);
+/** The first half of ckf_lane_install, with the same outcomes: everything but readiness.
+ * CKF_LANE_SNAPSHOT_INSTALLED says that ckf_lane_activate may follow, at a moment the caller has
+ * chosen. */
+CKF_API CKF_MUST_USE ckf_lane_outcome ckf_lane_stage(ckf_lane *lane, const ckf_identity *identity,
+                                                     const ckf_lease *lease, uint64_t sequence,
+                                                     const uint64_t *words, size_t word_count);
 /** The second half; only right after a staged snapshot. */
 CKF_API void ckf_lane_activate(ckf_lane *lane);
-/** Applies the next delta; every check precedes the first write. */
-CKF_API ckf_lane_outcome ckf_lane_apply_delta(ckf_lane *lane, const ckf_identity *identity,
-                                              const ckf_lease *lease, uint64_t base,
-                                              uint64_t sequence, const ckf_image *images, size_t n);
-/** Is everything up to `expected_sequence` here? */
-CKF_API ckf_lane_outcome ckf_lane_drain(ckf_lane *lane, const ckf_lease *lease,
-                                        uint64_t expected_sequence);
+/** Applies the next delta, CKF_LANE_DELTA_APPLIED; every check precedes the first write. Ignored: a
+ * foreign lease; a sequence that is here. CKF_LANE_AWAITING_SNAPSHOT: not ready, drop it, the
+ * snapshot comes. Deactivated: CKF_FAULT_WRONG_IDENTITY, CKF_FAULT_BASE_MISMATCH,
+ * CKF_FAULT_NON_CONTIGUOUS, CKF_FAULT_EMPTY_DELTA, CKF_FAULT_IMAGE_INDEX,
+ * CKF_FAULT_DUPLICATE_IMAGE. */
+CKF_API CKF_MUST_USE ckf_lane_outcome ckf_lane_apply_delta(ckf_lane *lane,
+                                                           const ckf_identity *identity,
+                                                           const ckf_lease *lease, uint64_t base,
+                                                           uint64_t sequence,
+                                                           const ckf_image *images, size_t n);
+/** Is everything up to `expected_sequence` here, and no more? CKF_LANE_DRAIN_ACKNOWLEDGED: it is. A
+ * foreign lease is ignored. Deactivated: CKF_FAULT_TERMINAL_MISMATCH, also when it was not ready.
+ */
+CKF_API CKF_MUST_USE ckf_lane_outcome ckf_lane_drain(ckf_lane *lane, const ckf_lease *lease,
+                                                     uint64_t expected_sequence);
 /** What the writer believes; ckf_table_ready is what readers see. */
 CKF_API bool ckf_lane_ready(const ckf_lane *lane);
+/** Sequence of the last snapshot or delta; 0 after an assignment or retirement. */
 CKF_API uint64_t ckf_lane_installed(const ckf_lane *lane);
 /** The protocol's names of an outcome, a fault and an action. */
 CKF_API const char *ckf_lane_result_name(enum ckf_lane_result result);
@@ -1044,18 +1102,21 @@ CKF_API void ckf_query_init_lazy(ckf_query *query, uint64_t *locals, size_t len,
 CKF_API size_t ckf_query_known(const ckf_query *query);
 /** Asks all lanes that are ready. CKF_ERR_UNAVAILABLE: none is, `out` is empty; that is no depth of
  * 0. One query may go through several tables, one after the other. */
-CKF_API int ckf_table_find(const ckf_table *table, ckf_query *query, ckf_matches *out);
+CKF_API CKF_MUST_USE int ckf_table_find(const ckf_table *table, ckf_query *query, ckf_matches *out);
 /** The same for the next turn of a conversation: `matches` holds the answers to a prompt that this
- * one continues, or any other guess, and receives the new ones. A lane whose depth is the old one
- * costs three probes; one that has grown is searched from there, one that has lost blocks or has no
- * old answer anew. */
-CKF_API int ckf_table_find_again(const ckf_table *table, ckf_query *query, ckf_matches *matches);
+ * one continues, or any other guess, and receives the new ones; without any, set its `lanes` to 0.
+ * CKF_ERR_UNAVAILABLE: no lane is ready, `matches` is empty and the guesses are gone. A lane whose
+ * depth is the old one costs three probes; one that has grown is searched from there, one that has
+ * lost blocks or has no old answer anew. */
+CKF_API CKF_MUST_USE int ckf_table_find_again(const ckf_table *table, ckf_query *query,
+                                              ckf_matches *matches);
 /** The same as ckf_table_find for lanes captured earlier (bits of configured lanes count), ready or
  * not by now. */
 CKF_API void ckf_table_find_captured(const ckf_table *table, uint32_t lanes, ckf_query *query,
                                      ckf_matches *out);
-/** The same over the words of one filter and given sequence hashes. `words` may be written by one
- * other thread meanwhile. */
+/** The same over the words of one filter and given sequence hashes. Another thread may write them
+ * meanwhile only by relaxed stores, as a live ckf_replica applies its deltas; a producer and an
+ * assembly store plainly. */
 CKF_API uint32_t ckf_search(const ckf_format *format, const uint64_t *words,
                             const uint64_t *sequence_hashes, size_t len);
 /** The same search over a callback, for the lanes of a mask (bits 0 .. 15); depths of other lanes
@@ -4705,7 +4766,7 @@ int ckf_assembly_absorb(ckf_assembly *as, const ckf_cbi1_frame *frame, uint64_t 
 
 /* ==== replica (impl) ==== */
 
-/* Sets the bits of `n` buckets; false at the first repeated one, which goes to *bucket. */
+/* Marks a bucket; false when it was marked already. */
 static inline bool ckf_seen_add_(uint64_t *seen, uint32_t bucket) {
   const uint64_t bit = UINT64_C(1) << bucket % 64;
   const bool fresh = !(seen[bucket / 64] & bit);

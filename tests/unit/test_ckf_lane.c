@@ -190,7 +190,8 @@ Test(ckf_lane, a_missed_last_delta_shows_at_the_drain) {
   ckf_lane_outcome out = ckf_lane_drain(&lane, &lease, 4);
   cr_assert_eq(out.fault, CKF_FAULT_TERMINAL_MISMATCH);
   cr_assert_eq(out.b, UINT64_MAX);
-  ckf_lane_install(&lane, &identity, &lease, 4, words, BUCKETS);
+  cr_assert_eq(ckf_lane_install(&lane, &identity, &lease, 4, words, BUCKETS).result,
+               CKF_LANE_SNAPSHOT_INSTALLED);
   cr_assert_eq(ckf_lane_drain(&lane, &lease, 4).result, CKF_LANE_DRAIN_ACKNOWLEDGED);
   out = ckf_lane_drain(&lane, &lease, 5);
   cr_assert_eq(out.fault, CKF_FAULT_TERMINAL_MISMATCH);
@@ -206,7 +207,8 @@ Test(ckf_lane, the_largest_sequence_ends_a_lane) {
   const ckf_image image = {0, 1};
   ckf_lane lane = a_lane(&identity, &lease);
   cr_assert_eq(ckf_lane_assign(&lane, &identity, &lease), CKF_OK);
-  ckf_lane_install(&lane, &identity, &lease, UINT64_MAX - 1, words, BUCKETS);
+  cr_assert_eq(ckf_lane_install(&lane, &identity, &lease, UINT64_MAX - 1, words, BUCKETS).result,
+               CKF_LANE_SNAPSHOT_INSTALLED);
   cr_assert_eq(
       ckf_lane_apply_delta(&lane, &identity, &lease, UINT64_MAX - 1, UINT64_MAX, &image, 1).result,
       CKF_LANE_DELTA_APPLIED);
