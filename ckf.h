@@ -451,8 +451,8 @@ enum ckf_lane_fault {
   CKF_FAULT_SNAPSHOT_BUCKET_COUNT, /* a: expected, b: actual */
   CKF_FAULT_SNAPSHOT_WHILE_READY,  /* a: installed, b: snapshot */
   CKF_FAULT_BASE_MISMATCH,         /* a: expected, b: actual */
-  CKF_FAULT_SEQUENCE_EXHAUSTED,
-  CKF_FAULT_NON_CONTIGUOUS, /* a: base, b: sequence */
+  CKF_FAULT_SEQUENCE_EXHAUSTED,    /* completes the list; at the last number every delta is stale */
+  CKF_FAULT_NON_CONTIGUOUS,        /* a: base, b: sequence */
   CKF_FAULT_EMPTY_DELTA,
   CKF_FAULT_IMAGE_INDEX,      /* a: bucket */
   CKF_FAULT_DUPLICATE_IMAGE,  /* a: bucket */
@@ -591,7 +591,7 @@ enum ckf_err {
   /* table */
   CKF_ERR_MIXED_DOMAIN = -280,
   CKF_ERR_DUPLICATE_POOL = -281,
-  CKF_ERR_DUPLICATE_DC = -282,
+  CKF_ERR_DUPLICATE_DC = -282, /* completes the list; in one domain it is _DUPLICATE_POOL */
   CKF_ERR_NO_LANES = -283,
   CKF_ERR_INVALID_LANE = -284,
   CKF_ERR_UNCONFIGURED_LANE = -285,
@@ -984,9 +984,9 @@ CKF_API const uint64_t *ckf_replica_words(const ckf_replica *r);
  * captured a lane before its retirement may finish on what is written there next.
  */
 
-/** Checks lanes 0 .. 15 in order: CKF_ERR_MIXED_DOMAIN, CKF_ERR_DUPLICATE_POOL,
- * CKF_ERR_DUPLICATE_DC (`*lane`, may be NULL, names the lane), then CKF_ERR_NO_LANES, and
- * CKF_ERR_FORMAT_BUCKET_COUNT. Bits above lane 15: CKF_ERR_INVALID_LANE. */
+/** Checks lanes 0 .. 15 in order: CKF_ERR_MIXED_DOMAIN, CKF_ERR_DUPLICATE_POOL
+ * (`*lane`, may be NULL, names the lane), then CKF_ERR_NO_LANES, and CKF_ERR_FORMAT_BUCKET_COUNT.
+ * Bits above lane 15: CKF_ERR_INVALID_LANE. */
 CKF_API CKF_MUST_USE int ckf_manifest_check(const ckf_manifest *manifest, uint32_t *lane);
 /** Bytes a table needs at any alignment, 0 for a manifest that does not pass its check. */
 CKF_API size_t ckf_table_mem_size(const ckf_manifest *manifest);
@@ -4293,7 +4293,7 @@ int ckf_publisher_publish(ckf_publisher *pub, const ckf_batch *batch) {
 
 int ckf_publisher_snapshot(ckf_publisher *pub, const ckf_lease *lease, const ckf_batch *tail,
                            uint64_t *sequence) {
-  if (pub->last_ == UINT64_MAX || pub->fence_ == CKF_FENCE_SEQUENCE_EXHAUSTED) {
+  if (pub->last_ == UINT64_MAX) {
     return CKF_ERR_SEQUENCE_EXHAUSTED;
   }
   if (tail && pub->fence_ == CKF_FENCE_NONE) {
@@ -4899,11 +4899,6 @@ static int ckf_manifest_check_lane_(const ckf_manifest *m, uint32_t number) {
       return CKF_ERR_DUPLICATE_POOL;
     }
   }
-  for (i = 0; i < number; i++) { /* unreachable while a pool is domain and data centre */
-    if ((m->configured >> i & 1) && m->pools[i].dc_id == pool->dc_id) {
-      return CKF_ERR_DUPLICATE_DC;
-    }
-  }
   return CKF_OK;
 }
 
@@ -5248,10 +5243,7 @@ ckf_lane_outcome ckf_lane_apply_delta(ckf_lane *lane, const ckf_identity *identi
   if (base != lane->installed_) {
     return ckf_lane_fail_(lane, CKF_FAULT_BASE_MISMATCH, lane->installed_, base);
   }
-  if (base == UINT64_MAX) { /* a greater sequence cannot have come this far; kept as a guard */
-    return ckf_lane_fail_(lane, CKF_FAULT_SEQUENCE_EXHAUSTED, 0, 0);
-  }
-  if (sequence != base + 1) {
+  if (sequence != base + 1) { /* base is no UINT64_MAX, or nothing would be above it */
     return ckf_lane_fail_(lane, CKF_FAULT_NON_CONTIGUOUS, base, sequence);
   }
   if (n == 0) {
