@@ -91,8 +91,8 @@ int main(int argc, char **argv) {
   ckf_producer p;
   bench_start();
   if (path == NULL || !read_trace(&t, path)) {
-    printf("{\"bench\":\"mooncake\",\"skipped\":\"%s\"}\n",
-           path ? "the trace cannot be read" : "BENCH_MOONCAKE names no trace");
+    fprintf(stderr, "bench_mooncake: skipped, %s\n",
+            path ? "the trace cannot be read" : "BENCH_MOONCAKE names no trace");
     return path != NULL;
   }
   cfg.filter.expected_blocks = 1u << 21;

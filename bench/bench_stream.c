@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
 /*
- * A relay and a consumer as two processes over loopback gRPC: how long from connecting to the first
- * whole snapshot of the default filter (4 MiB), and how many deltas of 16 buckets a second arrive
- * and are applied.  Medians of the runs.
+ * How long from connecting to the first whole snapshot of the default filter (4 MiB) over gRPC, and
+ * how many deltas of 16 buckets a second arrive and are applied? Relay and consumer are two
+ * processes on loopback, so that the wall clock measures.
  */
+
 #include "bench.h"
 
 #include <signal.h>

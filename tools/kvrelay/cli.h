@@ -15,7 +15,7 @@ enum {
   EXIT_UNDECIDED = 2, /* no usable replica, unknown */
   EXIT_USAGE = 64,
   EXIT_UNREACHABLE = 69,
-  EXIT_SYSTEM = 71,
+  EXIT_SYSTEM = 71,  /* lack of memory or another resource of this machine */
   EXIT_CONTRACT = 76 /* the other side speaks another contract */
 };
 

@@ -32,9 +32,9 @@ static const char usage[] =
     "  --json               one JSON object a line instead of tables\n"
     "  --help, --version\n"
     "\n"
-    "Exit codes: 0 fine, 1 answered \"no\" (no match), 2 cannot be decided (no usable replica), 64 "
-    "usage,\n"
-    "69 unreachable, 76 the other side speaks another contract.\n";
+    "Exit codes: 0 fine, 1 answered \"no\" (no match), 2 cannot be decided (no usable replica),\n"
+    "64 usage, 69 unreachable, 71 lack of memory or another resource here, 76 the other side\n"
+    "speaks another contract.\n";
 
 static const struct command {
   const char *name;
