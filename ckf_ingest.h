@@ -18,10 +18,12 @@
  *   ckf_ingest_ticket ticket;
  *   if (ckf_ingest_init(&in, &cfg, &table, malloc(len), len) != CKF_OK) return 1;
  *   if (ckf_ingest_assign(&in, &identity, &lease) != CKF_OK) return 1;
- *   ckf_ingest_submit_snapshot(&in, &identity, &lease, 0, words, word_count, &ticket, now_ns);
- *   ckf_ingest_work(&in, ckf_ingest_worker_get(&in, lease.physical_lane), now_ns, 64);
- *   while (ckf_ingest_poll(&in, &ticket, now_ns) == 0) wait();
- *   ckf_ingest_submit_delta(&in, &delta, now_ns);
+ *   if (ckf_ingest_submit_snapshot(&in, &identity, &lease, 0, words, word_count, &ticket,
+ *                                  now_ns) != CKF_OK) return 1;
+ *   while (ckf_ingest_poll(&in, &ticket, now_ns) == 0)
+ *     ckf_ingest_work(&in, ckf_ingest_lane_worker(&in, lease.physical_lane), now_ns, 64);
+ *   if (ticket.error != CKF_OK) return 1;
+ *   if (ckf_ingest_submit_delta(&in, &delta, now_ns) != CKF_OK) return 1;
  *
  * A plain include declares; CKF_INGEST_IMPLEMENTATION, in one unit, defines; CKF_INGEST_STATIC
  * makes a private copy of everything for this unit. ckf.h has to be defined somewhere as well.
@@ -261,13 +263,15 @@ CKF_INGEST_API const char *ckf_ingest_state_name(enum ckf_ingest_state state);
 
 /* ==== pool ==== */
 
+/** The defaults in the comments of ckf_ingest_config; no hooks. */
 CKF_INGEST_API ckf_ingest_config ckf_ingest_config_default(void);
 /** Bytes for queues, images and reports in front of the lanes of a table, at any alignment; 0 when
  * the configuration is refused or the size cannot be represented. */
 CKF_INGEST_API size_t ckf_ingest_mem_size(const ckf_ingest_config *cfg, const ckf_table *table);
 /** Claims all lanes of a table and builds their queues in `mem`; table and memory are lent until
- * ckf_ingest_release. Errors in this order: those of the configuration; CKF_ERR_NOSPACE, `len` is
- * too small; CKF_ERR_LANE_CLAIMED. Each leaves the table as it was. */
+ * ckf_ingest_release. Errors in this order: CKF_ERR_ABI; those of the configuration, CKF_ERR_ARG
+ * when some hooks are set and some are not; CKF_ERR_NOSPACE, `len` is too small;
+ * CKF_ERR_LANE_CLAIMED. Each leaves the table as it was. */
 CKF_INGEST_API CKF_MUST_USE int ckf_ingest_init_abi(ckf_ingest *in, size_t in_size,
                                                     const ckf_ingest_config *cfg, ckf_table *table,
                                                     void *mem, size_t len);
@@ -278,11 +282,12 @@ CKF_INGEST_API CKF_MUST_USE int ckf_ingest_init_abi(ckf_ingest *in, size_t in_si
 CKF_INGEST_API void ckf_ingest_close(ckf_ingest *in);
 /** Second half, after the threads are gone: gives up the claims. Memory and table are free. */
 CKF_INGEST_API void ckf_ingest_release(ckf_ingest *in);
-/** The worker, 0 .. workers - 1, that a lane has for good. */
+/** The worker, 0 .. workers - 1, that a lane has for good in a pool of `workers`, 1 or more, in
+ * front of a table of this consumer: for those who plan before there is a pool. */
 CKF_INGEST_API uint32_t ckf_ingest_worker_of(uint64_t consumer_instance, uint32_t lane,
                                              uint32_t workers);
-/** The same for a lane, 0 .. 15, of this table. */
-CKF_INGEST_API uint32_t ckf_ingest_worker_get(const ckf_ingest *in, uint32_t lane);
+/** The worker of a lane, 0 .. 15, in this pool: the number for ckf_ingest_work. */
+CKF_INGEST_API uint32_t ckf_ingest_lane_worker(const ckf_ingest *in, uint32_t lane);
 /** CKF_ERR_INVALID_LANE, CKF_ERR_UNCONFIGURED_LANE: `view` is unchanged. */
 CKF_INGEST_API CKF_MUST_USE int ckf_ingest_lane_get(ckf_ingest *in, uint32_t lane,
                                                     ckf_ingest_lane_view *view);
@@ -388,7 +393,9 @@ CKF_INGEST_API CKF_MUST_USE int ckf_ingest_adapter_apply(ckf_ingest_adapter *a,
 /** Publishes what is pending; as ckf_ingest_adapter_apply. */
 CKF_INGEST_API CKF_MUST_USE int ckf_ingest_adapter_flush(ckf_ingest_adapter *a, uint64_t now_ns);
 /** Publishes what is pending and asks the lane whether it has everything; poll then. An error, also
- * from the poll, leaves admission closed. */
+ * from the poll, leaves admission closed, ckf_ingest_adapter_recover may help.
+ * CKF_INGEST_ERR_ADMISSION_CLOSED also while something else is under way, which goes on: poll, and
+ * ask again. */
 CKF_INGEST_API CKF_MUST_USE int ckf_ingest_adapter_drain(ckf_ingest_adapter *a, uint64_t now_ns);
 /** Starts anew with the next assignment epoch and a snapshot, whatever happened; poll then.
  * CKF_INGEST_ERR_UNDER_WAY: unchanged; CKF_INGEST_ERR_ASSIGNMENT_EPOCH: there is no next epoch; any
@@ -396,6 +403,7 @@ CKF_INGEST_API CKF_MUST_USE int ckf_ingest_adapter_drain(ckf_ingest_adapter *a, 
 CKF_INGEST_API CKF_MUST_USE int ckf_ingest_adapter_recover(ckf_ingest_adapter *a, uint64_t now_ns);
 /** Sequence of the last delta submitted. */
 CKF_INGEST_API uint64_t ckf_ingest_adapter_sequence(const ckf_ingest_adapter *a);
+/** Why its publisher sends nothing, CKF_FENCE_NONE while it does. */
 CKF_INGEST_API enum ckf_fence ckf_ingest_adapter_fence(const ckf_ingest_adapter *a);
 /** Why the pool refused the last delta, CKF_OK if it did not. */
 CKF_INGEST_API int ckf_ingest_adapter_refusal(const ckf_ingest_adapter *a);
@@ -874,7 +882,7 @@ void ckf_ingest_close(ckf_ingest *in) {
   }
 }
 
-uint32_t ckf_ingest_worker_get(const ckf_ingest *in, uint32_t lane) {
+uint32_t ckf_ingest_lane_worker(const ckf_ingest *in, uint32_t lane) {
   return ckf_ingest_worker_of(ckf_table_manifest(in->table_)->consumer_instance, lane,
                               in->cfg_.workers);
 }
@@ -1558,4 +1566,4 @@ const ckf_lane_outcome *ckf_ingest_adapter_outcome(const ckf_ingest_adapter *a) 
 #endif
 
 #endif /* CKF_INGEST_IMPLEMENTATION_ */
-#endif /* CKF_INGEST_IMPLEMENTATION */
+#endif /* CKF_INGEST_IMPLEMENTATION || CKF_INGEST_STATIC */

@@ -46,13 +46,13 @@
 /* ==== conventions and trust ==== */
 /*
  * - Texts are (pointer, length), any byte allowed, never terminated; `ptr` may be NULL when `len`
- * is 0.
+ *   is 0.
  * - Structs marked "lent" point into memory of somebody else; the comment says how long it stays.
  * - Times are monotonic nanoseconds given by the caller; wall clock values are arguments of their
- * own.
+ *   own.
  * - Messages of peers are not trusted: validators and feeds accept any content.  Configuration,
- * memory blocks and call order are the caller's promise; a broken promise gives KVRELAY_ERR_ARG
- * where it can be seen.
+ *   memory blocks and call order are the caller's promise; a broken promise gives KVRELAY_ERR_ARG
+ *   where it can be seen.
  * - An error that is not fatal leaves the object unchanged unless the function says so.
  * - Objects are single-threaded.  Struct sizes may change; fields that end in `_` are private.
  */

@@ -115,7 +115,7 @@ Test(ckf_ingest, a_lane_keeps_its_worker) {
   setup(&f, 0xFFFF, BUCKETS, &cfg);
   for (uint32_t i = 0; i < CKF_LANES; i++) {
     cr_assert_eq(ckf_ingest_worker_of(17, i, 4), of_17[i], "lane %u", i);
-    cr_assert_eq(ckf_ingest_worker_get(&f.in, i), of_17[i]);
+    cr_assert_eq(ckf_ingest_lane_worker(&f.in, i), of_17[i]);
     activate(&f, i, 1, i);
     cr_assert_eq(view_of(&f, i).worker, of_17[i]);
   }

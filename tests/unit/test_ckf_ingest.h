@@ -78,7 +78,7 @@ static inline bool is_ready(const fixture *f, uint32_t lane) {
 
 /* Everything that is queued for the worker of a lane. */
 static inline void work(fixture *f, uint32_t lane) {
-  while (ckf_ingest_work(&f->in, ckf_ingest_worker_get(&f->in, lane), f->now, 3) > 0) {
+  while (ckf_ingest_work(&f->in, ckf_ingest_lane_worker(&f->in, lane), f->now, 3) > 0) {
   }
 }
 

@@ -155,7 +155,7 @@ static void *run_submitter(void *arg) {
   while (s->complete < s->wait_for && !s->wrong) {
     const int rc = live(s);
     if (rc < 0) {
-      if (rc != CKF_INGEST_ERR_WORKER_FAILED || ckf_ingest_worker_get(&f.in, s->lane) != DYING)
+      if (rc != CKF_INGEST_ERR_WORKER_FAILED || ckf_ingest_lane_worker(&f.in, s->lane) != DYING)
         s->wrong = ckf_ingest_errname(rc);
       return NULL;
     }
@@ -236,7 +236,7 @@ Test(ckf_ingest_threads, everybody_at_once, .timeout = 240) {
   cr_assert_eq(pthread_create(&watchdog, NULL, run_watchdog, NULL), 0);
   for (uint32_t i = 0; i < LANES; i++) {
     s[i].lane = lanes[i];
-    s[i].wait_for = ckf_ingest_worker_get(&f.in, lanes[i]) == DYING ? UINT64_MAX : LIVES;
+    s[i].wait_for = ckf_ingest_lane_worker(&f.in, lanes[i]) == DYING ? UINT64_MAX : LIVES;
     cr_assert_eq(pthread_create(&submitters[i], NULL, run_submitter, &s[i]), 0);
   }
   for (uint32_t i = 0; i < LANES; i++) {
