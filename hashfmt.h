@@ -286,7 +286,9 @@ HASHFMT_API uint64_t hashfmt_chain_next(hashfmt_chain *chain, uint64_t local);
    0 on the other errors. A prompt shorter than one window has 0 blocks, which is no error. \returns
    HASHFMT_OK; HASHFMT_ERR_NOSPACE: the first \p cap hashes are written, call again with room for \p
    block_count or use these; HASHFMT_ERR_UNSUPPORTED: the pool cannot be asked; HASHFMT_ERR_ARG: B =
-   0 or NULL. */
+   0 or NULL. To go on behind the first k blocks of a prompt that has grown, give tokens + k * B and
+   local + k, in both formats; \p block_count is then that of the rest. The chain would start anew:
+   sequence is NULL then, and hashfmt_chain_resume goes on with the sequence hashes. */
 HASHFMT_API HASHFMT_MUST_USE int hashfmt_blocks(int32_t format, uint32_t block_size, uint64_t seed,
                                                 const uint32_t *tokens, size_t token_count,
                                                 uint64_t *local, uint64_t *sequence, size_t cap,

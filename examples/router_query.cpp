@@ -29,16 +29,17 @@ void check(int err, const char *what) {
 /* A prompt and what is known of it, kept from turn to turn of a conversation. */
 class Prompt {
 public:
+  /* The tokens of the turn before and those behind them, the only ones that are hashed. */
   void set(const std::vector<uint32_t> &tokens) {
-    size_t blocks = 0;
-    const size_t known = ckf_query_known(&query_);
+    size_t fresh = 0;
+    const size_t known = ckf_query_known(&query_), old = locals_.size();
     locals_.resize(tokens.size() / BLOCK_SIZE);
     keys_.resize(locals_.size());
     if (hashfmt_blocks(HASHFMT_FORMAT_STANDARD, BLOCK_SIZE, hashfmt_seed(nullptr, 0, nullptr, 0),
-                       tokens.data(), tokens.size(), locals_.data(), nullptr, locals_.size(),
-                       &blocks) != HASHFMT_OK)
+                       tokens.data() + old * BLOCK_SIZE, tokens.size() - old * BLOCK_SIZE,
+                       locals_.data() + old, nullptr, locals_.size() - old, &fresh) != HASHFMT_OK)
       throw std::runtime_error("hashes");
-    ckf_query_init(&query_, locals_.data(), blocks, keys_.data(), known);
+    ckf_query_init(&query_, locals_.data(), old + fresh, keys_.data(), known);
   }
   ckf_query *query() { return &query_; }
   ckf_matches *matches() { return &matches_; }
