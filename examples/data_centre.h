@@ -16,7 +16,7 @@
 
 enum { BLOCK_SIZE = 16, MAX_BLOCKS = 512, CHUNK_BUCKETS = 256, BLOCKS_PER_CENTRE = 4000 };
 
-/* What a router and its data centres have agreed on: one table, three lanes, one format. */
+/* The filter parameters that a router and its data centres have agreed on. */
 static inline ckf_config agreed_config(void) {
   ckf_config cfg = ckf_config_default();
   cfg.expected_blocks = BLOCKS_PER_CENTRE;
