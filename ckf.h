@@ -514,10 +514,9 @@ typedef void (*ckf_locals_fn)(void *user, uint64_t *locals, size_t from, size_t 
 
 /** A prompt that is hashed as far as some search has looked; private fields, size may change. */
 typedef struct ckf_query {
-  const uint64_t *locals_; /* local block hashes, NULL when all keys are there */
-  uint64_t *keys_;         /* sequence hashes, `known_` of them */
-  ckf_locals_fn make_;     /* writes locals that are not there yet, or NULL */
-  uint64_t *room_;         /* the locals again, for that */
+  uint64_t *locals_;   /* local block hashes, NULL when all keys are there; `make_` alone writes */
+  uint64_t *keys_;     /* sequence hashes, `known_` of them */
+  ckf_locals_fn make_; /* writes locals that are not there yet, or NULL */
   void *user_;
   uint32_t len_, known_;
 } ckf_query;
@@ -3061,6 +3060,13 @@ static void ckf_layout_rows_(const ckf_producer_config *cfg, ckf_layout_ *l) {
   }
 }
 
+/* What depends on the number of buckets alone. */
+static void ckf_layout_buckets_(ckf_layout_ *l) {
+  l->words = ckf_align_(l->buckets * 8);
+  l->dirty_bits = ckf_align_((l->buckets + 63) / 64 * 8);
+  l->dirty = ckf_align_(l->buckets * CKF_CBI1_IMAGE_BYTES);
+}
+
 static int ckf_layout_make_(ckf_producer_config *cfg, ckf_layout_ *l) {
   const int rc = ckf_config_check(&cfg->filter, &l->buckets);
   const uint64_t expected = cfg->filter.expected_blocks < CKF_MIN_EXPECTED_
@@ -3083,10 +3089,8 @@ static int ckf_layout_make_(ckf_producer_config *cfg, ckf_layout_ *l) {
     cfg->max_blocks = cfg->max_mappings;
   }
   ckf_layout_rows_(cfg, l);
+  ckf_layout_buckets_(l);
   l->member_places = 2u << ckf_width_(cfg->max_members);
-  l->words = ckf_align_(l->buckets * 8);
-  l->dirty_bits = ckf_align_((l->buckets + 63) / 64 * 8);
-  l->dirty = ckf_align_(l->buckets * CKF_CBI1_IMAGE_BYTES);
   l->log = ckf_align_((cfg->filter.max_kicks + UINT64_C(1)) * sizeof(ckf_image));
   l->deltas = cfg->delta_table ? CKF_DELTA_TABLE_LEN * sizeof(uint32_t) : 0;
   l->mappings = (uint64_t)l->mapping_rows * 64;
@@ -3757,8 +3761,9 @@ bool ckf_producer_has_pending(const ckf_producer *p) {
 bool ckf_producer_has_tags(const ckf_producer *p) { return p->tags_ != NULL; }
 
 void ckf_producer_stats_get(const ckf_producer *p, ckf_producer_stats *out) {
-  ckf_producer_config cfg = p->cfg_;
   ckf_layout_ l;
+  l.buckets = p->filter_.format_.bucket_count;
+  ckf_layout_buckets_(&l);
   out->members = p->member_count_;
   out->contributions = p->mapping_count_;
   out->unique_blocks = p->block_count_;
@@ -3776,7 +3781,6 @@ void ckf_producer_stats_get(const ckf_producer *p, ckf_producer_stats *out) {
   out->mem_bytes = p->mem_bytes_;
   out->exact_bytes = p->exact_bytes_;
   out->filter_bytes = p->mem_bytes_ - p->exact_bytes_;
-  (void)ckf_layout_make_(&cfg, &l); /* has succeeded before */
   out->words_bytes = l.words;
   out->dirty_bytes = l.dirty_bits + l.dirty;
   out->max_mappings = p->cfg_.max_mappings;
@@ -5517,7 +5521,7 @@ static CKF_INLINE_ uint32_t ckf_search_sample_(const ckf_source_ *source, const 
         ranges[lane].lower = last;
         ranges[lane].upper = at;
         ranges[lane].trusted = before;
-        open |= (uint32_t)((at - last > 1) | (last - before > 1)) << lane;
+        open |= (uint32_t)ckf_range_open_(&ranges[lane]) << lane;
       }
       if (!end) {
         before = last;
@@ -5757,7 +5761,7 @@ static void ckf_query_reach_(ckf_query *query, uint32_t count) {
   uint64_t key;
   uint32_t i = query->known_;
   if (query->make_) {
-    query->make_(query->user_, query->room_, i, count);
+    query->make_(query->user_, query->locals_, i, count);
   }
   if (i == 0) {
     query->keys_[i++] = query->locals_[0];
@@ -5890,21 +5894,17 @@ static uint32_t ckf_search_len_(size_t len) {
 
 void ckf_query_init(ckf_query *query, const uint64_t *locals, size_t len, uint64_t *keys,
                     size_t known) {
-  query->locals_ = locals;
-  query->keys_ = keys;
-  query->make_ = NULL;
-  query->room_ = NULL;
-  query->user_ = NULL;
-  query->len_ = ckf_search_len_(len);
-  query->known_ = ckf_search_len_(known < len ? known : len);
+  ckf_query_init_lazy(query, (uint64_t *)(uintptr_t)locals, len, keys, known, NULL, NULL);
 }
 
 void ckf_query_init_lazy(ckf_query *query, uint64_t *locals, size_t len, uint64_t *keys,
                          size_t known, ckf_locals_fn make, void *user) {
-  ckf_query_init(query, locals, len, keys, known);
+  query->locals_ = locals;
+  query->keys_ = keys;
   query->make_ = make;
-  query->room_ = locals;
   query->user_ = user;
+  query->len_ = ckf_search_len_(len);
+  query->known_ = ckf_search_len_(known < len ? known : len);
 }
 
 size_t ckf_query_known(const ckf_query *query) { return query->known_; }
