@@ -568,25 +568,28 @@ Test(ckf_ingest, a_watchdog_looks_four_times_per_age) {
   }
 }
 
+/* Makes lane 0 ready and has it retired by one image too many. */
+static void overflow(fixture *f) {
+  const ckf_image images[2] = {{0, 1}, {1, 1}};
+  activate(f, 0, 1, 0);
+  cr_assert_eq(submit_images(f, 0, 1, 2, images, 2), CKF_INGEST_ERR_IMAGE_LIMIT);
+}
+
 Test(ckf_ingest, reports_are_bounded_and_the_lost_ones_counted) {
   ckf_ingest_config cfg = ckf_ingest_config_default();
   ckf_ingest_report r;
   fixture f;
   cfg.max_images = 1;
   setup(&f, 1, BUCKETS, &cfg);
-  const ckf_image images[2] = {{0, 1}, {1, 1}};
   for (uint64_t i = 1; i <= 40; i++) {
-    activate(&f, 0, 1, 0);
-    cr_assert_eq(submit_images(&f, 0, 1, 2, images, 2), CKF_INGEST_ERR_IMAGE_LIMIT);
+    overflow(&f);
     cr_assert_eq(ckf_ingest_reports_lost(&f.in), i > 32 ? i - 32 : 0);
   }
   for (uint64_t i = 1; i <= 32; i++) {
     cr_assert_eq(ckf_ingest_report_next(&f.in, &r), 1);
     cr_assert_eq(r.assignment_epoch, i);
-    if (i == 10) { /* room again, behind the others */
-      activate(&f, 0, 1, 0);
-      cr_assert_eq(submit_images(&f, 0, 1, 2, images, 2), CKF_INGEST_ERR_IMAGE_LIMIT);
-    }
+    if (i == 10) /* room again, behind the others */
+      overflow(&f);
   }
   cr_assert_eq(the_report(&f).assignment_epoch, 41);
   cr_assert_eq(ckf_ingest_reports_lost(&f.in), 8);
@@ -599,11 +602,8 @@ Test(ckf_ingest, workers_that_fail_do_not_drown_among_lanes_that_are_retired) {
   fixture f;
   cfg.max_images = 1;
   setup(&f, 1, BUCKETS, &cfg);
-  const ckf_image images[2] = {{0, 1}, {1, 1}};
-  for (uint64_t i = 1; i <= 40; i++) {
-    activate(&f, 0, 1, 0);
-    cr_assert_eq(submit_images(&f, 0, 1, 2, images, 2), CKF_INGEST_ERR_IMAGE_LIMIT);
-  }
+  for (uint64_t i = 1; i <= 40; i++)
+    overflow(&f);
   for (uint32_t worker = 0; worker < cfg.workers; worker++)
     ckf_ingest_worker_failed(&f.in, worker);
   cr_assert_eq(ckf_ingest_reports_lost(&f.in), 8);

@@ -4,8 +4,8 @@
  * filters, with hits in any slot of either home. */
 
 #include "support/kernels.h"
+#include "test_ckf_table.h"
 
-#include <criterion/criterion.h>
 #include <stdlib.h>
 
 enum { BUCKETS = 256, LEN = 300, ROUNDS = 400, KEYS = 40 };
@@ -17,27 +17,16 @@ static uint64_t draw(uint64_t below) { return ckf_rng_draw(&random_state) % belo
 /* All lanes of a mask ready: noise, and most of the keys somewhere in a home. */
 static void *fill(ckf_table *table, uint32_t lanes, const uint64_t *keys) {
   static uint64_t words[BUCKETS];
-  const ckf_lease lease = {1, 0, 1};
-  ckf_manifest m;
-  memset(&m, 0, sizeof m);
-  m.consumer_instance = 1;
-  m.format = (ckf_format){CKF_DEFAULT_SEED, BUCKETS};
-  m.configured = lanes;
-  for (uint32_t i = 0; i < CKF_LANES; i++)
-    m.pools[i].dc_id = i;
+  const ckf_manifest m = a_manifest(lanes, BUCKETS);
   const size_t len = ckf_table_mem_size(&m);
   void *const mem = malloc(len);
   cr_assert_eq(ckf_table_init(table, &m, 2, mem, len), CKF_OK);
   for (uint32_t i = 0; i < CKF_LANES; i++) {
     ckf_identity identity;
-    ckf_lease own = lease;
+    ckf_lease lease;
     ckf_lane lane;
     if (!(lanes >> i & 1))
       continue;
-    memset(&identity, 0, sizeof identity);
-    identity.pool = m.pools[i];
-    identity.format = m.format;
-    own.physical_lane = (uint8_t)i;
     for (size_t b = 0; b < BUCKETS; b++)
       words[b] = draw(UINT64_MAX);
     for (size_t k = 0; k < KEYS; k++) {
@@ -47,9 +36,8 @@ static void *fill(ckf_table *table, uint32_t lanes, const uint64_t *keys) {
       if (draw(20))
         *word = (*word & ~(UINT64_C(0xFFFF) << shift)) | (uint64_t)probe.fp << shift;
     }
-    cr_assert_eq(ckf_lane_claim(&lane, table, i), CKF_OK);
-    cr_assert_eq(ckf_lane_assign(&lane, &identity, &own), CKF_OK);
-    cr_assert_eq(ckf_lane_install(&lane, &identity, &own, 1, words, BUCKETS).result,
+    lease_lane(table, &lane, i, &identity, &lease);
+    cr_assert_eq(ckf_lane_install(&lane, &identity, &lease, 1, words, BUCKETS).result,
                  CKF_LANE_SNAPSHOT_INSTALLED);
   }
   return mem;

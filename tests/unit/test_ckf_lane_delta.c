@@ -4,7 +4,7 @@
  * plain copy of the lane's words: what is applied, what is refused and for which image, and that
  * nothing else is written. */
 
-#include "ckf.h"
+#include "test_ckf_table.h"
 
 #include <criterion/criterion.h>
 #include <stdlib.h>
@@ -37,13 +37,7 @@ static void install(rig *r) {
 
 static rig *open_rig(uint32_t configured) {
   rig *const r = calloc(1, sizeof *r);
-  ckf_manifest m;
-  memset(&m, 0, sizeof m);
-  m.consumer_instance = 5;
-  m.format = (ckf_format){CKF_DEFAULT_SEED, BUCKETS};
-  m.configured = configured;
-  for (uint32_t i = 0; i < CKF_LANES; i++)
-    m.pools[i].dc_id = i;
+  const ckf_manifest m = a_manifest(configured, BUCKETS);
   const size_t len = ckf_table_mem_size(&m);
   r->memory = malloc(len);
   cr_assert_eq(ckf_table_init(&r->table, &m, 2, r->memory, len), CKF_OK);

@@ -3,7 +3,7 @@
 /* A table of lanes: manifests, claims, memory, and queries over all lanes against one linear scan
  * per lane. */
 
-#include "ckf.h"
+#include "test_ckf_table.h"
 
 #include <criterion/criterion.h>
 #include <stdlib.h>
@@ -13,24 +13,6 @@ static uint64_t random_state = 7;
 
 static uint64_t draw(uint64_t below) { return ckf_rng_draw(&random_state) % below; }
 
-static ckf_manifest a_manifest(uint32_t configured, uint64_t buckets) {
-  ckf_manifest m;
-  memset(&m, 0, sizeof m);
-  m.consumer_instance = 5;
-  memset(m.domain.semantics_digest, 0xA1, 16);
-  memset(m.domain.routing_digest, 0xB2, 16);
-  m.domain.semantics_source = 1;
-  m.domain.routing_source = 2;
-  m.format.seed = CKF_DEFAULT_SEED;
-  m.format.bucket_count = buckets;
-  m.configured = configured;
-  for (uint32_t i = 0; i < CKF_LANES; i++) {
-    m.pools[i].domain = m.domain;
-    m.pools[i].dc_id = 100 + i;
-  }
-  return m;
-}
-
 /* A table in memory of exactly the size that was asked for, at an odd address. */
 static void *build(ckf_table *table, const ckf_manifest *m) {
   const size_t len = ckf_table_mem_size(m);
@@ -39,17 +21,6 @@ static void *build(ckf_table *table, const ckf_manifest *m) {
   cr_assert_eq(ckf_table_init(table, m, 2, memory + 1, len - 1), CKF_ERR_NOSPACE);
   cr_assert_eq(ckf_table_init(table, m, 2, memory + 1, len), CKF_OK);
   return memory;
-}
-
-static void lease_lane(ckf_table *table, ckf_lane *lane, uint32_t number, ckf_identity *identity,
-                       ckf_lease *lease) {
-  const ckf_manifest *const m = ckf_table_manifest(table);
-  memset(identity, 0, sizeof *identity);
-  identity->pool = m->pools[number];
-  identity->format = m->format;
-  *lease = (ckf_lease){m->consumer_instance, (uint8_t)number, 1};
-  cr_assert_eq(ckf_lane_claim(lane, table, number), CKF_OK);
-  cr_assert_eq(ckf_lane_assign(lane, identity, lease), CKF_OK);
 }
 
 Test(ckf_manifest, lanes_are_checked_in_order_and_the_first_bad_one_is_named) {
