@@ -35,6 +35,7 @@
  * names and errors
  * identity
  * validation
+ * framing
  * relay
  * consumer
  * source
@@ -536,6 +537,129 @@ KVRELAY_API int kvrelay_pool_id_compare(const kvrelay_pool_id *a, const kvrelay_
 /* "<cache hex>:<routing hex>/<dc_id, 16 hex digits>", 82 characters and a terminator. */
 #define KVRELAY_POOL_NAME_CAP 83
 KVRELAY_API void kvrelay_pool_id_format(const kvrelay_pool_id *id, char out[KVRELAY_POOL_NAME_CAP]);
+
+/* ==== API: framing (grpc sections 2.1 and 8 to 11) ==== */
+/*
+ * Where messages begin and end in a stream of bytes: behind the prefix of gRPC, or in the frames of
+ * the raw transport.  A framer takes bytes cut anywhere and lends back what is in them; it holds at
+ * most one small frame.
+ */
+
+/* Frames of the raw transport; the numbers are those on the wire. */
+enum kvrelay_frame_type {
+  KVRELAY_FRAME_NONE = 0,
+  KVRELAY_FRAME_REQUEST = 1,  /* client; aux: enum kvrelay_method */
+  KVRELAY_FRAME_RESPONSE = 2, /* server: the request was admitted */
+  KVRELAY_FRAME_MESSAGE = 3,  /* server; the only type of a gRPC framer */
+  KVRELAY_FRAME_END = 4,      /* server; aux: enum kvrelay_grpc_status; kvrelay_frame_status */
+  KVRELAY_FRAME_CANCEL = 5,   /* client */
+  KVRELAY_FRAME_CREDIT = 6,   /* client; kvrelay_frame_u32: bytes added */
+  KVRELAY_FRAME_PING = 7,
+  KVRELAY_FRAME_PONG = 8,  /* the same 8 bytes */
+  KVRELAY_FRAME_GOAWAY = 9 /* aux: enum kvrelay_goaway; kvrelay_frame_u32: last stream accepted */
+};
+
+enum kvrelay_goaway {
+  KVRELAY_GOAWAY_SHUTDOWN = 1,
+  KVRELAY_GOAWAY_PROTOCOL_ERROR = 2,
+  KVRELAY_GOAWAY_TOO_MANY_PINGS = 3,
+  KVRELAY_GOAWAY_LIMIT = 4
+};
+
+#define KVRELAY_GRPC_PREFIX_LEN 5     /* bytes before each gRPC message */
+#define KVRELAY_RAW_VERSION 1         /* of the frames */
+#define KVRELAY_RAW_PREFACE_LEN 16    /* bytes that either side sends first */
+#define KVRELAY_RAW_HEADER_LEN 12     /* bytes before each body */
+#define KVRELAY_RAW_TEXT_MAX 1024     /* longest text in END and GOAWAY, bytes */
+#define KVRELAY_RAW_FRAME_MIN 1024    /* least max_frame of a server, ... */
+#define KVRELAY_RAW_MESSAGE_MIN 65536 /* ... of a client */
+
+/* A body, or a piece of one; everything is lent until the next feed, and as long as the bytes fed.
+ */
+typedef struct kvrelay_frame {
+  int32_t type;         /* enum kvrelay_frame_type; NONE: the bytes fed complete nothing */
+  uint16_t aux;         /* raw: by type, else 0 */
+  uint32_t stream;      /* raw: 0 = the connection */
+  uint32_t body_len;    /* of the whole body */
+  uint32_t offset;      /* of the piece in it; 0 = a body begins */
+  const uint8_t *piece; /* not NULL, also when it is empty */
+  uint32_t piece_len;   /* 0 only for an empty body */
+} kvrelay_frame;
+static inline bool kvrelay_frame_done(const kvrelay_frame *f) {
+  return f->type != KVRELAY_FRAME_NONE && f->offset + f->piece_len == f->body_len;
+}
+
+/* Fields are private. */
+typedef struct kvrelay_framer {
+  uint32_t max_bytes_, left_; /* of the body being read */
+  int32_t kind_, error_;
+  kvrelay_frame frame_;
+  uint32_t have_; /* bytes of `head_`, then of a small body in `small_` */
+  uint8_t head_[KVRELAY_RAW_HEADER_LEN];
+  uint8_t small_[4 + KVRELAY_RAW_TEXT_MAX];
+} kvrelay_framer;
+
+/* For one direction of one gRPC call.  Messages above `max_bytes` will be refused. */
+KVRELAY_API void kvrelay_framer_init_grpc(kvrelay_framer *f, uint32_t max_bytes);
+/* For what a raw client (`from_client`) or server sends behind its preface.  `max_bytes` is the
+ * max_frame told in the own preface. */
+KVRELAY_API void kvrelay_framer_init_raw(kvrelay_framer *f, bool from_client, uint32_t max_bytes);
+/*
+ * Takes bytes up to the end of the first frame or of `len`.  Returns how many; call again with the
+ * rest until `frame->type` is NONE, when all were taken.  Bodies of REQUEST and MESSAGE come in the
+ * pieces in which they arrive, all others whole; frames that a later version may add are skipped.
+ * Errors, after which every call returns the same and the connection (gRPC: the call) is lost:
+ * KVRELAY_ERR_LIMIT for a body above the limit, known from its header; KVRELAY_ERR_UNSUPPORTED for
+ * a compressed gRPC message; KVRELAY_ERR_MALFORMED for anything else, a frame of the wrong side
+ * included.
+ */
+KVRELAY_API KVRELAY_MUST_USE ptrdiff_t kvrelay_framer_feed(kvrelay_framer *f, const uint8_t *bytes,
+                                                           size_t len, kvrelay_frame *frame);
+/* False inside a frame: an end of the connection here has cut it. */
+KVRELAY_API bool kvrelay_framer_empty(const kvrelay_framer *f);
+
+/* The first four bytes of a whole CREDIT or GOAWAY. */
+KVRELAY_API uint32_t kvrelay_frame_u32(const kvrelay_frame *f);
+/* What a whole END says; a text that is not UTF-8 is left out. */
+KVRELAY_API void kvrelay_frame_status(const kvrelay_frame *f, kvrelay_status *status);
+
+/* What goes before a message of `len` bytes. */
+KVRELAY_API void kvrelay_grpc_prefix_put(uint8_t out[KVRELAY_GRPC_PREFIX_LEN], uint32_t len);
+/* What goes before a body of `body_len` bytes; the body itself is sent from where it is. */
+KVRELAY_API void kvrelay_raw_header_put(uint8_t out[KVRELAY_RAW_HEADER_LEN], int32_t type,
+                                        uint32_t stream, uint16_t aux, uint32_t body_len);
+/* Largest frame that the next three functions write, header included. */
+#define KVRELAY_RAW_SMALL_CAP (KVRELAY_RAW_HEADER_LEN + 4 + KVRELAY_STATUS_TEXT_CAP)
+/* Whole frames; the bytes written are returned. */
+KVRELAY_API size_t kvrelay_raw_end_put(uint8_t out[KVRELAY_RAW_SMALL_CAP], uint32_t stream,
+                                       const kvrelay_status *status);
+/* `text` is terminated, and cut behind KVRELAY_STATUS_TEXT_CAP - 1 bytes. */
+KVRELAY_API size_t kvrelay_raw_goaway_put(uint8_t out[KVRELAY_RAW_SMALL_CAP], int32_t code,
+                                          uint32_t last_stream, const char *text);
+KVRELAY_API size_t kvrelay_raw_credit_put(uint8_t out[KVRELAY_RAW_SMALL_CAP], uint32_t stream,
+                                          uint32_t bytes);
+
+/* What the two sides of a raw connection tell each other first. */
+typedef struct kvrelay_raw_preface {
+  uint8_t version;         /* client: highest it speaks; server: the chosen one, 0 = none */
+  uint8_t lowest;          /* lowest it speaks */
+  uint16_t max_streams;    /* server: streams open at once; client: 0 */
+  uint32_t max_frame;      /* largest body it accepts, bytes, up to 2^31 - 1 */
+  uint32_t initial_credit; /* client: bytes of every new stream, 1 .. 2^31 - 1; server: 0 */
+} kvrelay_raw_preface;
+
+KVRELAY_API void kvrelay_raw_preface_put(uint8_t out[KVRELAY_RAW_PREFACE_LEN],
+                                         const kvrelay_raw_preface *preface);
+/*
+ * Reads the other side's preface from the first `len` bytes of a connection.  KVRELAY_OK;
+ * KVRELAY_ERR_TRUNCATED: so far it may be one, call again with more bytes; KVRELAY_ERR_MALFORMED:
+ * another protocol (a server closes without a word); KVRELAY_ERR_UNSUPPORTED: no version in common
+ * (a server answers with version 0 and closes; `out` has the versions); KVRELAY_ERR_LIMIT: a value
+ * out of its range (a protocol error).
+ */
+KVRELAY_API KVRELAY_MUST_USE int kvrelay_raw_preface_get(const uint8_t *bytes, size_t len,
+                                                         bool from_client,
+                                                         kvrelay_raw_preface *out);
 
 /* ==== API: relay (contract sections 10, 11) ==== */
 
@@ -2020,6 +2144,239 @@ static void kvrelay_status_set_(kvrelay_status *s, int32_t reason, const char *t
   s->reason = reason;
   s->grpc = reason == KVRELAY_REASON_NONE ? KVRELAY_GRPC_OK : kvrelay_reason_status(reason);
   kvrelay_status_add_(s, text);
+}
+
+/* ==== framing (impl) ==== */
+
+enum { KVRELAY_FRAMER_GRPC_, KVRELAY_FRAMER_CLIENT_, KVRELAY_FRAMER_SERVER_ };
+
+/* Where a frame may stand and what its body may be, by type. */
+typedef struct kvrelay_frame_rule_ {
+  bool client, server, stream, aux, pieces;
+  uint16_t body_min, body_max; /* without `pieces` */
+} kvrelay_frame_rule_;
+
+static const kvrelay_frame_rule_ kvrelay_frame_rules_[] = {
+    {false, false, false, false, false, 0, 0},
+    {true, false, true, true, true, 0, 0},                          /* REQUEST */
+    {false, true, true, false, false, 0, 0},                        /* RESPONSE */
+    {false, true, true, false, true, 0, 0},                         /* MESSAGE */
+    {false, true, true, true, false, 2, 2 + KVRELAY_RAW_TEXT_MAX},  /* END */
+    {true, false, true, false, false, 0, 0},                        /* CANCEL */
+    {true, false, true, false, false, 4, 4},                        /* CREDIT */
+    {true, true, false, false, false, 8, 8},                        /* PING */
+    {true, true, false, false, false, 8, 8},                        /* PONG */
+    {true, true, false, true, false, 4, 4 + KVRELAY_RAW_TEXT_MAX}}; /* GOAWAY */
+
+#define KVRELAY_FRAME_LATER_ 128 /* types from here on are skipped */
+
+static uint32_t kvrelay_get_u32_(const uint8_t *p) {
+  return p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
+}
+
+static uint8_t *kvrelay_put_le_(uint8_t *out, uint32_t v, size_t n) {
+  for (; n > 0; n--, v >>= 8)
+    *out++ = (uint8_t)v;
+  return out;
+}
+
+void kvrelay_framer_init_grpc(kvrelay_framer *f, uint32_t max_bytes) {
+  KVRELAY_MEMSET(f, 0, sizeof *f);
+  f->kind_ = KVRELAY_FRAMER_GRPC_;
+  f->max_bytes_ = max_bytes;
+}
+
+void kvrelay_framer_init_raw(kvrelay_framer *f, bool from_client, uint32_t max_bytes) {
+  KVRELAY_MEMSET(f, 0, sizeof *f);
+  f->kind_ = from_client ? KVRELAY_FRAMER_CLIENT_ : KVRELAY_FRAMER_SERVER_;
+  f->max_bytes_ = max_bytes;
+}
+
+bool kvrelay_framer_empty(const kvrelay_framer *f) {
+  return f->have_ == 0 && f->frame_.type == KVRELAY_FRAME_NONE;
+}
+
+static uint32_t kvrelay_framer_head_len_(const kvrelay_framer *f) {
+  return f->kind_ == KVRELAY_FRAMER_GRPC_ ? KVRELAY_GRPC_PREFIX_LEN : KVRELAY_RAW_HEADER_LEN;
+}
+
+static bool kvrelay_frame_pieces_(int32_t type) {
+  return type >= KVRELAY_FRAME_LATER_ || kvrelay_frame_rules_[type].pieces;
+}
+
+/* What a header says, against the rules for its type. */
+static int kvrelay_framer_check_(const kvrelay_framer *f, uint8_t flags) {
+  const kvrelay_frame *const h = &f->frame_;
+  const kvrelay_frame_rule_ *rule;
+  if (h->type < KVRELAY_FRAME_LATER_) {
+    if (flags != 0 || h->type > KVRELAY_FRAME_GOAWAY)
+      return KVRELAY_ERR_MALFORMED;
+    rule = &kvrelay_frame_rules_[h->type];
+    if (!(f->kind_ == KVRELAY_FRAMER_CLIENT_ ? rule->client : rule->server) ||
+        rule->stream != (h->stream != 0) || (!rule->aux && h->aux != 0) ||
+        (h->type == KVRELAY_FRAME_END && h->aux > KVRELAY_GRPC_UNAUTHENTICATED))
+      return KVRELAY_ERR_MALFORMED;
+    if (!rule->pieces)
+      return h->body_len < rule->body_min || h->body_len > rule->body_max ? KVRELAY_ERR_MALFORMED
+                                                                          : KVRELAY_OK;
+  }
+  return h->body_len > f->max_bytes_ ? KVRELAY_ERR_LIMIT : KVRELAY_OK;
+}
+
+/* Takes a whole header out of `head_`. */
+static int kvrelay_framer_head_(kvrelay_framer *f) {
+  const uint8_t *const p = f->head_;
+  kvrelay_frame *const h = &f->frame_;
+  KVRELAY_MEMSET(h, 0, sizeof *h);
+  f->have_ = 0;
+  if (f->kind_ == KVRELAY_FRAMER_GRPC_) {
+    h->type = KVRELAY_FRAME_MESSAGE;
+    h->body_len = (uint32_t)p[1] << 24 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 8 | p[4];
+    f->left_ = h->body_len;
+    if (p[0] != 0)
+      return p[0] == 1 ? KVRELAY_ERR_UNSUPPORTED : KVRELAY_ERR_MALFORMED;
+    return h->body_len > f->max_bytes_ ? KVRELAY_ERR_LIMIT : KVRELAY_OK;
+  }
+  h->body_len = f->left_ = kvrelay_get_u32_(p);
+  h->stream = kvrelay_get_u32_(p + 4);
+  h->type = p[8];
+  h->aux = (uint16_t)(p[10] | p[11] << 8);
+  return kvrelay_framer_check_(f, p[9]);
+}
+
+ptrdiff_t kvrelay_framer_feed(kvrelay_framer *f, const uint8_t *bytes, size_t len,
+                              kvrelay_frame *frame) {
+  const uint32_t head_len = kvrelay_framer_head_len_(f);
+  size_t used = 0;
+  frame->type = KVRELAY_FRAME_NONE;
+  while (f->error_ == KVRELAY_OK) {
+    kvrelay_frame *const h = &f->frame_;
+    uint32_t n;
+    if (h->type == KVRELAY_FRAME_NONE) {
+      for (; f->have_ < head_len && used < len; used++)
+        f->head_[f->have_++] = bytes[used];
+      if (f->have_ < head_len)
+        return (ptrdiff_t)used;
+      f->error_ = kvrelay_framer_head_(f);
+      continue;
+    }
+    n = len - used < f->left_ ? (uint32_t)(len - used) : f->left_;
+    if (n == 0 && f->left_ > 0)
+      return (ptrdiff_t)used;
+    h->piece = n > 0 ? bytes + used : f->small_;
+    h->piece_len = n;
+    used += n;
+    f->left_ -= n;
+    if (!kvrelay_frame_pieces_(h->type) && n < h->body_len) {
+      KVRELAY_MEMCPY(f->small_ + f->have_, h->piece, n);
+      f->have_ += n;
+      h->piece = f->small_;
+      h->piece_len = h->body_len;
+    }
+    if (h->type < KVRELAY_FRAME_LATER_ && (f->left_ == 0 || kvrelay_frame_pieces_(h->type)))
+      *frame = *h;
+    h->offset += kvrelay_frame_pieces_(h->type) ? n : 0;
+    if (f->left_ == 0) {
+      h->type = KVRELAY_FRAME_NONE;
+      f->have_ = 0;
+    }
+    if (frame->type != KVRELAY_FRAME_NONE)
+      return (ptrdiff_t)used;
+  }
+  return f->error_;
+}
+
+uint32_t kvrelay_frame_u32(const kvrelay_frame *f) { return kvrelay_get_u32_(f->piece); }
+
+void kvrelay_frame_status(const kvrelay_frame *f, kvrelay_status *status) {
+  size_t n = f->piece_len - 2;
+  KVRELAY_MEMSET(status, 0, sizeof *status);
+  status->grpc = f->aux;
+  status->reason = f->piece[0] | f->piece[1] << 8;
+  if (!kvrelay_utf8_valid(f->piece + 2, n))
+    return;
+  if (n > sizeof status->text - 1)
+    for (n = sizeof status->text - 1; (f->piece[2 + n] & 0xC0) == 0x80;) /* a whole character */
+      n--;
+  KVRELAY_MEMCPY(status->text, f->piece + 2, n);
+}
+
+void kvrelay_grpc_prefix_put(uint8_t out[KVRELAY_GRPC_PREFIX_LEN], uint32_t len) {
+  out[0] = 0;
+  out[1] = (uint8_t)(len >> 24);
+  out[2] = (uint8_t)(len >> 16);
+  out[3] = (uint8_t)(len >> 8);
+  out[4] = (uint8_t)len;
+}
+
+void kvrelay_raw_header_put(uint8_t out[KVRELAY_RAW_HEADER_LEN], int32_t type, uint32_t stream,
+                            uint16_t aux, uint32_t body_len) {
+  out = kvrelay_put_le_(out, body_len, 4);
+  out = kvrelay_put_le_(out, stream, 4);
+  out = kvrelay_put_le_(out, (uint32_t)type, 2); /* and no flags */
+  kvrelay_put_le_(out, aux, 2);
+}
+
+/* A body of `fixed_len` bytes of a number and a text. */
+static size_t kvrelay_raw_small_put_(uint8_t *out, int32_t type, uint32_t stream, uint16_t aux,
+                                     uint32_t number, uint32_t fixed_len, const char *text) {
+  uint32_t n = 0;
+  while (n < KVRELAY_STATUS_TEXT_CAP - 1 && text[n] != 0)
+    n++;
+  kvrelay_raw_header_put(out, type, stream, aux, fixed_len + n);
+  out = kvrelay_put_le_(out + KVRELAY_RAW_HEADER_LEN, number, fixed_len);
+  KVRELAY_MEMCPY(out, text, n);
+  return KVRELAY_RAW_HEADER_LEN + fixed_len + n;
+}
+
+size_t kvrelay_raw_end_put(uint8_t out[KVRELAY_RAW_SMALL_CAP], uint32_t stream,
+                           const kvrelay_status *status) {
+  return kvrelay_raw_small_put_(out, KVRELAY_FRAME_END, stream, (uint16_t)status->grpc,
+                                (uint32_t)status->reason, 2, status->text);
+}
+
+size_t kvrelay_raw_goaway_put(uint8_t out[KVRELAY_RAW_SMALL_CAP], int32_t code,
+                              uint32_t last_stream, const char *text) {
+  return kvrelay_raw_small_put_(out, KVRELAY_FRAME_GOAWAY, 0, (uint16_t)code, last_stream, 4, text);
+}
+
+size_t kvrelay_raw_credit_put(uint8_t out[KVRELAY_RAW_SMALL_CAP], uint32_t stream, uint32_t bytes) {
+  return kvrelay_raw_small_put_(out, KVRELAY_FRAME_CREDIT, stream, 0, bytes, 4, "");
+}
+
+static const uint8_t kvrelay_raw_magic_[4] = {0x4B, 0x56, 0x52, 0x46}; /* "KVRF" */
+
+void kvrelay_raw_preface_put(uint8_t out[KVRELAY_RAW_PREFACE_LEN],
+                             const kvrelay_raw_preface *preface) {
+  KVRELAY_MEMCPY(out, kvrelay_raw_magic_, 4);
+  out[4] = preface->version;
+  out[5] = preface->lowest;
+  kvrelay_put_le_(out + 6, preface->max_streams, 2);
+  kvrelay_put_le_(out + 8, preface->max_frame, 4);
+  kvrelay_put_le_(out + 12, preface->initial_credit, 4);
+}
+
+int kvrelay_raw_preface_get(const uint8_t *bytes, size_t len, bool from_client,
+                            kvrelay_raw_preface *out) {
+  const uint32_t most = INT32_MAX;
+  if (len > 0 && KVRELAY_MEMCMP(bytes, kvrelay_raw_magic_, len < 4 ? len : 4) != 0)
+    return KVRELAY_ERR_MALFORMED;
+  if (len < KVRELAY_RAW_PREFACE_LEN)
+    return KVRELAY_ERR_TRUNCATED;
+  out->version = bytes[4];
+  out->lowest = bytes[5];
+  out->max_streams = (uint16_t)(bytes[6] | bytes[7] << 8);
+  out->max_frame = kvrelay_get_u32_(bytes + 8);
+  out->initial_credit = kvrelay_get_u32_(bytes + 12);
+  if (out->version == 0 || out->lowest > KVRELAY_RAW_VERSION ||
+      (!from_client && out->version != KVRELAY_RAW_VERSION))
+    return KVRELAY_ERR_UNSUPPORTED;
+  if (out->lowest > out->version || out->lowest == 0 || out->max_frame > most ||
+      out->max_frame < (from_client ? KVRELAY_RAW_MESSAGE_MIN : KVRELAY_RAW_FRAME_MIN))
+    return KVRELAY_ERR_LIMIT;
+  if (from_client && (out->initial_credit == 0 || out->initial_credit > most))
+    return KVRELAY_ERR_LIMIT;
+  return KVRELAY_OK;
 }
 
 /* ==== relay (impl) ==== */

@@ -2,7 +2,7 @@
 
 /*
  * Groups of contract.json. Left out, and so reported as skipped, are those whose subject is not
- * there: readiness, adapter_readiness, load and their verdicts, raw_frames, namespace_file,
+ * there: readiness, adapter_readiness, load and their verdicts, namespace_file,
  * relay_endpoint_suffix, later_serving_load.
  */
 
@@ -616,6 +616,67 @@ static int run_name_index(const json_t *v, char *why, size_t why_cap) {
   return result;
 }
 
+/* ---- frames of the raw transport ---- */
+
+static int run_raw_preface(const json_t *v, size_t len, char *why, size_t why_cap) {
+  const bool client = strcmp(vec_str(vec_get(v, "by")), "client") == 0;
+  kvrelay_raw_preface preface;
+  for (size_t n = 0; n < len; n++)
+    ENSURE(kvrelay_raw_preface_get(bytes_in, n, client, &preface) == KVRELAY_ERR_TRUNCATED,
+           "%zu bytes are taken", n);
+  ENSURE(kvrelay_raw_preface_get(bytes_in, len, client, &preface) == KVRELAY_OK, "refused");
+  ENSURE((preface.max_streams == 0) == client && (preface.initial_credit != 0) == client,
+         "it reads %u streams, %" PRIu32 " credit", preface.max_streams, preface.initial_credit);
+  kvrelay_raw_preface_put(bytes_out, &preface);
+  ENSURE(len == KVRELAY_RAW_PREFACE_LEN && memcmp(bytes_in, bytes_out, len) == 0,
+         "written again it differs");
+  return VEC_PASSED;
+}
+
+/* The frame's type and stream as its name tells them: "CREDIT 65536 on stream 3", "PING". */
+static int32_t named_type(const char *name) {
+  static const char *const types[] = {"?",      "REQUEST", "RESPONSE", "MESSAGE", "END",
+                                      "CANCEL", "CREDIT",  "PING",     "PONG",    "GOAWAY"};
+  for (int32_t type = 1; type < (int32_t)(sizeof types / sizeof *types); type++)
+    if (strncmp(name, types[type], strlen(types[type])) == 0)
+      return type;
+  return KVRELAY_FRAME_NONE;
+}
+
+static int run_raw_frame(const json_t *v, char *why, size_t why_cap) {
+  const size_t len = hex_into(bytes_in, vec_get(v, "hex"));
+  const char *const name = vec_str(vec_get(v, "name")), *const on = strstr(name, "stream ");
+  const int32_t type = named_type(name);
+  const uint32_t stream =
+      on && type != KVRELAY_FRAME_GOAWAY ? (uint32_t)strtoul(on + 7, NULL, 10) : 0;
+  if (strstr(name, "preface"))
+    return run_raw_preface(v, len, why, why_cap);
+  for (size_t split = 1; split <= len; split++) { /* one part for split == len */
+    kvrelay_framer framer;
+    kvrelay_frame f = {0};
+    size_t body = 0;
+    kvrelay_framer_init_raw(&framer, strcmp(vec_str(vec_get(v, "by")), "server") != 0, 65536);
+    for (size_t at = 0; at < len;) {
+      const size_t end = at < split ? split : len;
+      const ptrdiff_t used = kvrelay_framer_feed(&framer, bytes_in + at, end - at, &f);
+      ENSURE(used > 0, "cut at %zu: error %td", split, used);
+      at += (size_t)used;
+      if (f.type == KVRELAY_FRAME_NONE)
+        continue;
+      ENSURE(f.type == type && f.stream == stream && f.offset == body,
+             "cut at %zu: type %d, stream %" PRIu32 ", offset %" PRIu32, split, (int)f.type,
+             f.stream, f.offset);
+      memcpy(bytes_out + KVRELAY_RAW_HEADER_LEN + body, f.piece, f.piece_len);
+      body += f.piece_len;
+    }
+    ENSURE(kvrelay_frame_done(&f) && kvrelay_framer_empty(&framer), "cut at %zu: not done", split);
+    kvrelay_raw_header_put(bytes_out, f.type, f.stream, f.aux, f.body_len);
+    ENSURE(KVRELAY_RAW_HEADER_LEN + body == len && memcmp(bytes_in, bytes_out, len) == 0,
+           "cut at %zu: written again it differs", split);
+  }
+  return VEC_PASSED;
+}
+
 const vec_kind vec_contract_groups[] = {
     {"constants", run_constants},
     {"blake3", run_blake3},
@@ -631,5 +692,6 @@ const vec_kind vec_contract_groups[] = {
     {"chunk_plans", run_chunk_plan},
     {"envelope_bytes", run_envelope_bytes},
     {"grpc_messages", run_grpc_message},
+    {"raw_frames", run_raw_frame},
     {NULL, NULL},
 };

@@ -18,74 +18,58 @@
 
 void kvrelay_grpc_inbox_init(kvrelay_grpc_inbox *in, size_t max_bytes) {
   memset(in, 0, sizeof *in);
-  in->max_bytes_ = max_bytes;
+  kvrelay_framer_init_grpc(&in->framer_, max_bytes < UINT32_MAX ? (uint32_t)max_bytes : UINT32_MAX);
 }
 
 void kvrelay_grpc_inbox_free(kvrelay_grpc_inbox *in) {
   free(in->body_);
   in->body_ = NULL;
-  in->body_cap_ = in->body_len_ = in->prefix_len_ = 0;
+  in->body_cap_ = 0;
 }
 
-bool kvrelay_grpc_inbox_empty(const kvrelay_grpc_inbox *in) { return in->prefix_len_ == 0; }
+bool kvrelay_grpc_inbox_empty(const kvrelay_grpc_inbox *in) {
+  return kvrelay_framer_empty(&in->framer_);
+}
 
-static bool inbox_reserve(kvrelay_grpc_inbox *in, size_t cap) {
-  if (cap <= in->body_cap_)
-    return true;
-  size_t grown = in->body_cap_ < INBOX_FIRST_CAP ? INBOX_FIRST_CAP : 2 * in->body_cap_;
-  if (grown > in->need_)
-    grown = in->need_;
-  if (grown < cap)
-    grown = cap;
-  uint8_t *body = realloc(in->body_, grown);
-  if (body == NULL)
-    return false;
-  in->body_ = body;
-  in->body_cap_ = grown;
+/* Joins a piece to those before it. */
+static bool inbox_join(kvrelay_grpc_inbox *in, const kvrelay_frame *f) {
+  size_t cap = (size_t)f->offset + f->piece_len;
+  if (f->offset == 0 && in->body_cap_ > KEEP_CAP && f->body_len < in->body_cap_ / 4)
+    kvrelay_grpc_inbox_free(in); /* the large message was an exception */
+  if (cap > in->body_cap_) {
+    size_t grown = in->body_cap_ < INBOX_FIRST_CAP ? INBOX_FIRST_CAP : 2 * in->body_cap_;
+    if (grown > f->body_len)
+      grown = f->body_len;
+    if (grown < cap)
+      grown = cap;
+    uint8_t *body = realloc(in->body_, grown);
+    if (body == NULL)
+      return false;
+    in->body_ = body;
+    in->body_cap_ = grown;
+  }
+  memcpy(in->body_ + f->offset, f->piece, f->piece_len);
   return true;
 }
 
 ptrdiff_t kvrelay_grpc_inbox_feed(kvrelay_grpc_inbox *in, const uint8_t *bytes, size_t len,
                                   kvrelay_iov *message) {
-  size_t used = 0;
+  kvrelay_frame f;
+  ptrdiff_t used = kvrelay_framer_feed(&in->framer_, bytes, len, &f);
   message->base = NULL;
   message->len = 0;
-  while (in->prefix_len_ < KVRELAY_GRPC_PREFIX_LEN) {
-    if (used == len)
-      return (ptrdiff_t)used;
-    in->prefix_[in->prefix_len_++] = bytes[used++];
-    if (in->prefix_len_ < KVRELAY_GRPC_PREFIX_LEN)
-      continue;
-    const uint8_t *p = in->prefix_;
-    in->need_ = (size_t)p[1] << 24 | (size_t)p[2] << 16 | (size_t)p[3] << 8 | p[4];
-    if (p[0] != 0)
-      return KVRELAY_TRANSPORT_ERR_PROTOCOL;
-    if (in->need_ > in->max_bytes_)
-      return KVRELAY_TRANSPORT_ERR_LIMIT;
-    if (in->body_cap_ > KEEP_CAP && in->need_ < in->body_cap_ / 4) {
-      free(in->body_); /* the large message was an exception */
-      in->body_ = NULL;
-      in->body_cap_ = 0;
-    }
+  if (used < 0)
+    return used == KVRELAY_ERR_LIMIT ? KVRELAY_TRANSPORT_ERR_LIMIT : KVRELAY_TRANSPORT_ERR_PROTOCOL;
+  if (f.type == KVRELAY_FRAME_NONE)
+    return used;
+  bool whole = f.piece_len == f.body_len;
+  if (!whole && !inbox_join(in, &f))
+    return KVRELAY_TRANSPORT_ERR_MEMORY;
+  if (kvrelay_frame_done(&f)) {
+    message->base = whole ? f.piece : in->body_;
+    message->len = f.body_len;
   }
-  size_t missing = in->need_ - in->body_len_;
-  size_t taken = len - used < missing ? len - used : missing;
-  if (in->body_len_ == 0 && taken == missing) {
-    message->base = taken == 0 ? in->prefix_ : bytes + used;
-  } else {
-    if (!inbox_reserve(in, in->body_len_ + taken))
-      return KVRELAY_TRANSPORT_ERR_MEMORY;
-    if (taken > 0)
-      memcpy(in->body_ + in->body_len_, bytes + used, taken);
-    in->body_len_ += taken;
-    if (taken == missing)
-      message->base = in->body_;
-  }
-  if (message->base != NULL) {
-    message->len = in->need_;
-    in->prefix_len_ = in->body_len_ = 0;
-  }
-  return (ptrdiff_t)(used + taken);
+  return used;
 }
 
 /* ---- outbox ---- */
@@ -155,11 +139,8 @@ int kvrelay_grpc_outbox_add(kvrelay_grpc_outbox *out, const kvrelay_parts *parts
   if (parts->bytes > UINT32_MAX || !outbox_reserve(out, KVRELAY_GRPC_PREFIX_LEN + parts->bytes))
     return KVRELAY_TRANSPORT_ERR_MEMORY;
   uint8_t *p = out->blob_->bytes + out->blob_->len;
-  *p++ = 0;
-  *p++ = (uint8_t)(parts->bytes >> 24);
-  *p++ = (uint8_t)(parts->bytes >> 16);
-  *p++ = (uint8_t)(parts->bytes >> 8);
-  *p++ = (uint8_t)parts->bytes;
+  kvrelay_grpc_prefix_put(p, (uint32_t)parts->bytes);
+  p += KVRELAY_GRPC_PREFIX_LEN;
   for (size_t i = 0; i < parts->part_len; i++) {
     if (parts->part[i].len > 0)
       memcpy(p, parts->part[i].base, parts->part[i].len);

@@ -8,18 +8,13 @@
 
 #include "../transport.h"
 
-/* One flag byte and the big-endian length of the message. */
-#define KVRELAY_GRPC_PREFIX_LEN 5
-
 /* ---- bytes in, whole messages out ---- */
 
 /* Joins the messages of one call; fields are private. */
 typedef struct kvrelay_grpc_inbox {
-  size_t max_bytes_;
-  uint8_t prefix_[KVRELAY_GRPC_PREFIX_LEN];
-  size_t prefix_len_;
+  kvrelay_framer framer_;
   uint8_t *body_; /* only for messages that arrive in pieces */
-  size_t body_len_, body_cap_, need_;
+  size_t body_cap_;
 } kvrelay_grpc_inbox;
 
 /* Messages above `max_bytes` will be refused. */
