@@ -918,7 +918,7 @@ CKF_API CKF_MUST_USE int ckf_cbi1_snapshot_prefix(const ckf_format *format, uint
                                                   uint8_t out[CKF_CBI1_SNAPSHOT_PREFIX_BYTES],
                                                   const uint64_t **body, size_t *body_words);
 /** Checks a whole frame in the protocol's order and fills a view into `bytes`. Any error: the frame
- * is refused, only `view->detail` is meaningful. */
+ * is refused, only `view->detail` is meaningful. `view->dc_id` is for the caller to compare. */
 CKF_API CKF_MUST_USE int ckf_cbi1_decode(const ckf_format *expected, const uint8_t *bytes,
                                          size_t len, ckf_cbi1_frame *view);
 /** Image i < image_count of a decoded delta. */
@@ -1043,7 +1043,8 @@ CKF_API void ckf_lane_retire(ckf_lane *lane);
 /** Writes a whole snapshot and makes the lane ready: CKF_LANE_SNAPSHOT_INSTALLED, deltas from
  * `sequence` on may follow. Ignored: a foreign lease; ready, and `sequence` is not new.
  * Deactivated: CKF_FAULT_WRONG_IDENTITY, CKF_FAULT_SNAPSHOT_BUCKET_COUNT,
- * CKF_FAULT_SNAPSHOT_WHILE_READY (a new one, to a lane that was ready). */
+ * CKF_FAULT_SNAPSHOT_WHILE_READY (a new one, to a lane that was ready: to refresh one, assign it
+ * again with a higher epoch first). */
 CKF_API CKF_MUST_USE ckf_lane_outcome ckf_lane_install(ckf_lane *lane, const ckf_identity *identity,
                                                        const ckf_lease *lease, uint64_t sequence,
                                                        const uint64_t *words, size_t word_count);
@@ -1070,7 +1071,8 @@ CKF_API CKF_MUST_USE ckf_lane_outcome ckf_lane_apply_delta(ckf_lane *lane,
  */
 CKF_API CKF_MUST_USE ckf_lane_outcome ckf_lane_drain(ckf_lane *lane, const ckf_lease *lease,
                                                      uint64_t expected_sequence);
-/** What the writer believes; ckf_table_ready is what readers see. */
+/** What the writer believes; ckf_table_ready is what readers see. They differ after
+ * ckf_table_withdraw, until a new assignment and its snapshot. */
 CKF_API bool ckf_lane_ready(const ckf_lane *lane);
 /** Sequence of the last snapshot or delta; 0 after an assignment or retirement. */
 CKF_API uint64_t ckf_lane_installed(const ckf_lane *lane);
@@ -1089,7 +1091,9 @@ CKF_API const char *ckf_lane_action_name(enum ckf_lane_action action);
 /** Starts a query over a prompt of `len` blocks. `keys` has room for `len` sequence hashes, of
  * which the first `known` are there already, from an earlier turn of a conversation or from
  * elsewhere; the rest is hashed from `locals` (NULL when known is len) when a search wants it. Both
- * are lent until the query is done with. */
+ * are lent until the query is done with. Nothing checks that known hashes belong to this prompt:
+ * after an edit of its text, or with another seed, only those before the first block that changed
+ * do. */
 CKF_API void ckf_query_init(ckf_query *query, const uint64_t *locals, size_t len, uint64_t *keys,
                             size_t known);
 /** The same before the local hashes are there: `make` writes into `locals` (room for `len`) those

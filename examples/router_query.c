@@ -20,8 +20,41 @@ typedef struct router {
   ckf_lease leases[CENTRES];
   ckf_identity identities[CENTRES];
   ckf_assembly assemblies[CENTRES];
-  uint64_t *words[CENTRES]; /* a snapshot while it arrives */
+  uint64_t *words[CENTRES];     /* a snapshot while it arrives */
+  bool wants_snapshot[CENTRES]; /* its data centre has to be asked for one */
 } router;
+
+/* A prompt, and what is known of it from turn to turn of a conversation. */
+typedef struct prompt {
+  const uint32_t *tokens;
+  size_t token_count;
+  uint64_t locals[MAX_BLOCKS], keys[MAX_BLOCKS];
+  ckf_query query;
+  ckf_matches matches;
+} prompt;
+
+/* Hashes the blocks that a search asks for, and no others: one, when nobody has the prompt. */
+static void prompt_hashes(void *user, uint64_t *locals, size_t from, size_t to) {
+  const prompt *const p = (const prompt *)user;
+  size_t all;
+  const int err =
+      hashfmt_blocks(HASHFMT_FORMAT_STANDARD, BLOCK_SIZE, hashfmt_seed(NULL, 0, NULL, 0),
+                     p->tokens + from * BLOCK_SIZE, p->token_count - from * BLOCK_SIZE,
+                     locals + from, NULL, to - from, &all);
+  /* NOSPACE: there are more blocks than were asked for. All tokens that are left are handed over,
+   * not only those of these blocks: with HASHFMT_FORMAT_EAGLE a block needs one token of the next.
+   */
+  need(err == HASHFMT_OK || err == HASHFMT_ERR_NOSPACE, "hashes");
+}
+
+/* Begins the next turn, with all tokens; those of the turn before have to be a prefix of them. */
+static void prompt_grows(prompt *p, const uint32_t *tokens, size_t token_count) {
+  const size_t known = ckf_query_known(&p->query);
+  p->tokens = tokens;
+  p->token_count = token_count;
+  ckf_query_init_lazy(&p->query, p->locals, token_count / BLOCK_SIZE, p->keys, known, prompt_hashes,
+                      p);
+}
 
 static void router_open(router *r) {
   const ckf_config cfg = agreed_config();
@@ -59,14 +92,16 @@ static void router_open(router *r) {
   }
 }
 
-/* One frame from the network. Whatever is wrong with it, the lane stays as it was or stops being
- * ready; the data centre has to start over with a snapshot then. */
+/* One frame from the network. A frame that is refused leaves the lane as it was. A lane that is
+ * deactivated, as by a delta that does not continue what is there, is not asked any more until the
+ * snapshot comes that is to be asked for. */
 static void router_receives(void *user, unsigned lane, const uint8_t *frame, size_t len) {
   router *const r = (router *)user;
   const ckf_identity *const identity = &r->identities[lane];
   static ckf_image images[CKF_CBI1_MAX_IMAGES];
   ckf_cbi1_frame view;
   ckf_lane_outcome outcome;
+  size_t bytes = len;
   const int err = ckf_cbi1_decode(&identity->format, frame, len, &view);
   if (err != CKF_OK || view.dc_id != identity->pool.dc_id) {
     fprintf(stderr, "lane %u: frame refused: %s\n", lane,
@@ -79,39 +114,56 @@ static void router_receives(void *user, unsigned lane, const uint8_t *frame, siz
       return; /* more chunks to come, or out of order and started over */
     outcome = ckf_lane_install(&r->lanes[lane], identity, &r->leases[lane], sequence,
                                r->words[lane], (size_t)identity->format.bucket_count);
+    bytes = (size_t)identity->format.bucket_count * sizeof(uint64_t); /* of all chunks */
   } else {
     for (uint32_t i = 0; i < view.image_count; i++)
       images[i] = ckf_cbi1_image(&view, i);
     outcome = ckf_lane_apply_delta(&r->lanes[lane], identity, &r->leases[lane], view.base_epoch,
                                    view.epoch, images, view.image_count);
   }
-  printf("lane %u: %s, %zu bytes\n", lane, ckf_lane_result_name(outcome.result), len);
+  printf("lane %u: %s, %zu bytes", lane, ckf_lane_result_name(outcome.result), bytes);
+  if (outcome.result == CKF_LANE_DEACTIVATED)
+    printf(": %s, %s", ckf_lane_fault_name(outcome.fault), ckf_lane_action_name(outcome.action));
+  printf("\n");
+  r->wants_snapshot[lane] = outcome.action == CKF_ACTION_DEACTIVATE_AND_SNAPSHOT ||
+                            outcome.action == CKF_ACTION_RETRY_SNAPSHOT;
 }
 
-static void show(const char *what, const ckf_matches *matches, size_t blocks) {
-  unsigned best = 0;
-  printf("%s, %zu blocks:", what, blocks);
+/* What the network does now and then. */
+static void router_loses(void *user, unsigned lane, const uint8_t *frame, size_t len) {
+  (void)user;
+  (void)frame;
+  printf("lane %u: a delta of %zu bytes is lost\n", lane, len);
+}
+
+static void show(const char *what, const prompt *p) {
+  const ckf_matches *const m = &p->matches;
+  unsigned best = CENTRES;
+  printf("%s, %zu blocks:", what, p->token_count / BLOCK_SIZE);
   for (unsigned i = 0; i < CENTRES; i++) {
-    if (matches->lanes >> i & 1)
-      printf(" %u", (unsigned)matches->depths[i]);
-    else
+    if (!(m->lanes >> i & 1)) {
       printf(" unknown"); /* which is not 0 */
-    best = matches->depths[i] > matches->depths[best] ? i : best;
+      continue;
+    }
+    printf(" %u", (unsigned)m->depths[i]);
+    if (best == CENTRES || m->depths[i] > m->depths[best])
+      best = i;
   }
-  printf(" -> lane %u\n", best);
+  if (best < CENTRES)
+    printf(" -> lane %u", best);
+  printf("; %zu blocks hashed\n", ckf_query_known(&p->query));
 }
 
 int main(void) {
   static router r;
   static data_centre centres[CENTRES];
-  static uint32_t tokens[MAX_BLOCKS * BLOCK_SIZE];
-  static uint64_t locals[MAX_BLOCKS], keys[MAX_BLOCKS];
-  size_t blocks;
-  ckf_query query;
-  ckf_matches matches;
+  static uint32_t tokens[MAX_BLOCKS * BLOCK_SIZE], others[MAX_BLOCKS * BLOCK_SIZE];
+  static prompt talk, news;
 
-  for (size_t i = 0; i < sizeof tokens / sizeof tokens[0]; i++)
+  for (size_t i = 0; i < sizeof tokens / sizeof tokens[0]; i++) {
     tokens[i] = (uint32_t)(i * 2654435761u % 128000);
+    others[i] = (uint32_t)(i * 40503u % 127997);
+  }
   router_open(&r);
   for (unsigned i = 0; i < CENTRES; i++)
     data_centre_open(&centres[i], 100 + i);
@@ -120,32 +172,39 @@ int main(void) {
   data_centre_sends_snapshot(&centres[0], router_receives, &r, 0);
   data_centre_sends_snapshot(&centres[1], router_receives, &r, 1);
 
-  /* The first turn. Local hashes first; sequence hashes are made while the search wants them. */
-  need(hashfmt_blocks(HASHFMT_FORMAT_STANDARD, BLOCK_SIZE, hashfmt_seed(NULL, 0, NULL, 0), tokens,
-                      400 * BLOCK_SIZE, locals, NULL, MAX_BLOCKS, &blocks) == HASHFMT_OK,
-       "hashes");
-  ckf_query_init(&query, locals, blocks, keys, 0);
-  need(ckf_table_find(&r.table, &query, &matches) == CKF_OK, "no lane is ready");
-  show("first turn", &matches, blocks);
-  need(matches.depths[0] == 40 && matches.depths[1] == 300 && matches.lanes == 3, "wrong depths");
+  prompt_grows(&talk, tokens, 400 * BLOCK_SIZE);
+  need(ckf_table_find(&r.table, &talk.query, &talk.matches) == CKF_OK, "no lane is ready");
+  show("first turn", &talk);
+  need(talk.matches.depths[0] == 40 && talk.matches.depths[1] == 300 && talk.matches.lanes == 3,
+       "wrong depths");
 
-  /* It ran on lane 1, and its engine tells what it has cached since. */
-  data_centre_caches(&centres[1], tokens, 300, 450);
+  /* A prompt that nobody has. */
+  prompt_grows(&news, others, 400 * BLOCK_SIZE);
+  need(ckf_table_find(&r.table, &news.query, &news.matches) == CKF_OK, "no lane is ready");
+  show("another prompt", &news);
+  need(news.matches.depths[0] == 0 && news.matches.depths[1] == 0, "wrong depths");
+
+  /* The talk ran on lane 1, and its engine tells what it has cached since. One delta is lost, so
+   * the next one does not fit and the lane is unknown until its snapshot comes. */
+  data_centre_caches(&centres[1], tokens, 300, 400);
+  data_centre_sends_delta(&centres[1], router_loses, &r, 1);
+  data_centre_caches(&centres[1], tokens, 400, 450);
   data_centre_sends_delta(&centres[1], router_receives, &r, 1);
-  data_centre_sends_snapshot(&centres[2], router_receives, &r, 2);
+  prompt_grows(&talk, tokens, 500 * BLOCK_SIZE);
+  need(ckf_table_find_again(&r.table, &talk.query, &talk.matches) == CKF_OK, "no lane is ready");
+  show("without lane 1", &talk);
+  need(talk.matches.depths[0] == 40 && talk.matches.lanes == 1, "wrong depths");
 
-  /* The next turn is longer; hashes and depths of the last one are still there, so only the blocks
-   * behind them are hashed. */
-  const size_t known = ckf_query_known(&query), old = blocks;
-  need(hashfmt_blocks(HASHFMT_FORMAT_STANDARD, BLOCK_SIZE, hashfmt_seed(NULL, 0, NULL, 0),
-                      tokens + old * BLOCK_SIZE, (500 - old) * BLOCK_SIZE, locals + old, NULL,
-                      MAX_BLOCKS - old, &blocks) == HASHFMT_OK,
-       "hashes");
-  blocks += old;
-  ckf_query_init(&query, locals, blocks, keys, known);
-  need(ckf_table_find_again(&r.table, &query, &matches) == CKF_OK, "no lane is ready");
-  show("next turn", &matches, blocks);
-  need(matches.depths[0] == 40 && matches.depths[1] == 450 && matches.lanes == 7, "wrong depths");
+  data_centre_sends_snapshot(&centres[2], router_receives, &r, 2);
+  for (unsigned i = 0; i < CENTRES; i++)
+    if (r.wants_snapshot[i])
+      data_centre_sends_snapshot(&centres[i], router_receives, &r, i);
+
+  /* The same turn, around the depths that are known by now. */
+  need(ckf_table_find_again(&r.table, &talk.query, &talk.matches) == CKF_OK, "no lane is ready");
+  show("next turn", &talk);
+  need(talk.matches.depths[0] == 40 && talk.matches.depths[1] == 450 && talk.matches.lanes == 7,
+       "wrong depths");
 
   for (unsigned i = 0; i < CENTRES; i++) {
     ckf_lane_release(&r.lanes[i]);
