@@ -1137,10 +1137,16 @@ typedef struct kvrelay_source_config {
   int32_t on_loss, mm_identifiers, untagged_salt;
   bool has_image_token_id, has_video_token_id, has_main_group;
   uint32_t image_token_id, video_token_id, main_group;
-  bool deduplicated;         /* set semantics instead of copy counts */
-  uint32_t partial_memory;   /* remembered hashes per rank (65 536) */
-  uint32_t max_event_blocks; /* blocks of one event (65 536); more: event_too_large */
-  uint32_t max_namespaces;   /* cache namespaces alive at once (4 096, at most 65 000) */
+  bool deduplicated;          /* set semantics instead of copy counts */
+  uint32_t partial_memory;    /* remembered hashes per rank (65 536) */
+  uint32_t max_event_blocks;  /* blocks of one event (65 536); more: event_too_large */
+  uint32_t max_namespaces;    /* cache namespaces alive at once (4 096, at most 65 000) */
+  bool replay;                /* the engine can be asked for batches again */
+  uint32_t hold_batches;      /* that wait behind a gap (10 000, at most 2^20); with replay only */
+  uint32_t hold_bytes;        /* of their payloads (64 MiB) */
+  uint64_t replay_timeout_ns; /* without a reply a request has ended (5 s) */
+  uint64_t recovery_interval_ns; /* from one recovery to the next (30 s) */
+  uint64_t silent_after_ns;      /* no batch for so long from a loaded engine: silent (60 s) */
 } kvrelay_source_config;
 
 typedef struct kvrelay_source_stats {
@@ -1149,6 +1155,8 @@ typedef struct kvrelay_source_stats {
                                     batches for gap, loss, replay, else events */
   uint64_t batches, stored, removed, cleared,
       tier_cleared; /* batches applied; events by tag, dropped ones too */
+  uint64_t batches_held,
+      batches_dropped; /* waited behind a gap; came twice or where nobody asked */
   uint64_t blocks_stored, blocks_removed;
   uint64_t last_sequence;
   bool has_sequence;
@@ -1159,9 +1167,31 @@ typedef struct kvrelay_source_stats {
 
 typedef struct kvrelay_source kvrelay_source;
 
-/* What to do with a live batch after kvrelay_source_sequence. */
-enum kvrelay_sequence_verdict { KVRELAY_SEQUENCE_DROP = 0, KVRELAY_SEQUENCE_APPLY = 1 };
+/* A batch whose turn it is. */
+typedef struct kvrelay_source_batch {
+  uint64_t sequence;
+  const uint8_t *payload; /* NULL: it was too large to be taken */
+  size_t len;
+} kvrelay_source_batch;
 
+enum kvrelay_source_state {
+  KVRELAY_SOURCE_CONNECTING = 0,
+  KVRELAY_SOURCE_LIVE,
+  KVRELAY_SOURCE_REPLAY, /* batches wait for the answer to a request */
+  KVRELAY_SOURCE_SILENT  /* nothing comes from an engine that holds blocks */
+};
+
+/*
+ * Payloads go in as they arrive, batches come out when it is their turn:
+ *
+ *   kvrelay_source_live(&s, sequence, payload, len, now_ns);  // or _reply, _connection, _tick
+ *   while (kvrelay_source_next(&s, &batch, now_ns) == 1)
+ *     decode(&batch), kvrelay_source_event(&s, …) for each event, or kvrelay_source_lost(&s, …);
+ *   if (kvrelay_source_request(&s, &from) == 1) ask_on_a_fresh_socket(from);
+ *   call_tick_at(kvrelay_source_deadline_ns(&s));
+ *
+ * Functions that may drop state give KVRELAY_ERR_INVARIANT when it is broken: fence the producer.
+ */
 KVRELAY_API kvrelay_source_config kvrelay_source_config_default(void);
 KVRELAY_API size_t kvrelay_source_mem_size(const kvrelay_source_config *cfg);
 /* `state` must outlive the source and have tags, else KVRELAY_ERR_ARG; several sources may share
@@ -1173,15 +1203,39 @@ KVRELAY_API KVRELAY_MUST_USE int kvrelay_source_init_abi(kvrelay_source *s, size
 #define kvrelay_source_init(S, CFG, STATE, MEM, MEM_LEN, NOW_NS)                                   \
   kvrelay_source_init_abi((S), sizeof(kvrelay_source), (CFG), (STATE), (MEM), (MEM_LEN), (NOW_NS))
 /*
- * Order of live batches without a replay endpoint (events 3.2): decides whether the batch with this
- * sequence is applied (enum kvrelay_sequence_verdict).  A gap is a loss (3.3), a smaller number a
- * restart (3.4); both are carried out here.  A negative result is KVRELAY_ERR_INVARIANT: fence the
- * producer.
+ * A live batch arrived (events 3.2); `payload` NULL: it was too large to be taken.  The payload
+ * stays until kvrelay_source_next is done; what waits longer is copied.  KVRELAY_ERR_STATE: batches
+ * that are due have not been taken yet; nothing changed.
  */
-KVRELAY_API KVRELAY_MUST_USE int kvrelay_source_sequence(kvrelay_source *s, uint64_t sequence,
-                                                         uint64_t now_ns);
-/* The batch just sequenced cannot be decoded, for `reason` (enum kvrelay_count): one lost batch.
- * Errors as above. */
+KVRELAY_API KVRELAY_MUST_USE int kvrelay_source_live(kvrelay_source *s, uint64_t sequence,
+                                                     const uint8_t *payload, size_t len,
+                                                     uint64_t now_ns);
+/* A reply to the latest request; the sequence UINT64_MAX is the marker that ends the answer.  As
+ * kvrelay_source_live. */
+KVRELAY_API KVRELAY_MUST_USE int kvrelay_source_reply(kvrelay_source *s, uint64_t sequence,
+                                                      const uint8_t *payload, size_t len,
+                                                      uint64_t now_ns);
+/* The live connection stands or broke.  When it stands again, another process may be behind it, and
+ * the source finds that out (events 3.4).  As kvrelay_source_live. */
+KVRELAY_API KVRELAY_MUST_USE int kvrelay_source_connection(kvrelay_source *s, bool connected,
+                                                           uint64_t now_ns);
+/* Time has passed: ends an answer that stays away, begins a recovery, notices silence.  As
+ * kvrelay_source_live. */
+KVRELAY_API KVRELAY_MUST_USE int kvrelay_source_tick(kvrelay_source *s, uint64_t now_ns);
+/* 1 and the batch to apply now, lent until the next call; 0 when none is due.  After each input,
+ * and before anything of it is published, until it says 0. */
+KVRELAY_API KVRELAY_MUST_USE int kvrelay_source_next(kvrelay_source *s, kvrelay_source_batch *out,
+                                                     uint64_t now_ns);
+/* 1: ask for all batches from `from` on, on a fresh socket, and listen to no former one; 0: there
+ * is nothing new to ask. */
+KVRELAY_API int kvrelay_source_request(kvrelay_source *s, uint64_t *from);
+/* When kvrelay_source_tick is due; KVRELAY_TIME_NONE: not by itself. */
+KVRELAY_API uint64_t kvrelay_source_deadline_ns(const kvrelay_source *s);
+/* The latest load report of the engine: whether it holds blocks. */
+KVRELAY_API void kvrelay_source_load(kvrelay_source *s, bool holds_blocks, uint64_t now_ns);
+KVRELAY_API int kvrelay_source_state(const kvrelay_source *s); /* enum kvrelay_source_state */
+/* The batch that came last from kvrelay_source_next cannot be decoded, for `reason` (enum
+ * kvrelay_count): one lost batch. Errors as above. */
 KVRELAY_API KVRELAY_MUST_USE int kvrelay_source_lost(kvrelay_source *s, int reason,
                                                      uint64_t now_ns);
 /* One event of the current batch; `has_rank` / `rank` as the batch says.  Counts whatever it drops;
@@ -1191,11 +1245,6 @@ KVRELAY_API KVRELAY_MUST_USE int kvrelay_source_event(kvrelay_source *s, bool ha
                                                       uint64_t now_ns);
 /* Adds to a counter that only the layer outside sees (frames, trailing_bytes, rank_type …). */
 KVRELAY_API void kvrelay_source_count(kvrelay_source *s, int count, uint64_t n);
-/*
- * The connection broke and stands again: unless the next batch continues exactly, another process
- * is behind it and its state starts empty (events 3.4).
- */
-KVRELAY_API void kvrelay_source_reconnected(kvrelay_source *s);
 /* False = partial: blocks of this rank may exist that the relay does not know; also for a foreign
  * rank. */
 KVRELAY_API bool kvrelay_source_complete(const kvrelay_source *s, uint32_t rank);
@@ -1384,6 +1433,13 @@ typedef struct kvrelay_remembered_ {
   bool live_; /* false: forgotten, waits for its turn to leave the ring */
 } kvrelay_remembered_;
 
+/* A batch that waits for its turn. */
+typedef struct kvrelay_held_ {
+  uint64_t sequence_;
+  uint32_t at_, len_; /* of its payload */
+  bool reply_, lost_; /* lost_: it was too large to be taken */
+} kvrelay_held_;
+
 /* The kind of attention that a group of a rank has shown. */
 typedef struct kvrelay_learned_ {
   uint32_t rank_, group_;
@@ -1396,9 +1452,37 @@ struct kvrelay_source {
   kvrelay_source_config cfg_;
   ckf_producer *state_;
   kvrelay_source_stats stats_;
-  uint64_t next_;    /* expected sequence; meaningful with stats_.has_sequence */
+  uint8_t *ranks_; /* KVRELAY_RANK_ bits of each */
+  /* Order.  While nothing of this process was applied stats_.has_sequence is false, and next_ 0. */
+  uint64_t next_;        /* sequence of the batch that is due */
+  uint64_t newest_live_; /* with has_live_ */
+  uint64_t last_hash_;   /* of the payload applied last */
+  uint64_t heard_ns_;    /* last live batch, connection or first load report */
+  bool has_live_, connected_, loaded_, silent_;
   bool reconnected_; /* the next batch tells whether the same process is behind the socket */
-  uint8_t *ranks_;   /* KVRELAY_RANK_ bits of each */
+  bool given_;       /* lent_ waits for its turn */
+  kvrelay_source_batch lent_;
+  bool lent_reply_;
+  /* The request under way, while replaying_. */
+  bool replaying_, asking_;  /* asking_: the caller has not taken it yet */
+  bool answered_, advanced_; /* something came; something was of use */
+  bool hole_;         /* replies are missing in the middle: the rest waits for another request */
+  bool overlap_;      /* the first reply shows whether it is the same process */
+  uint8_t confirm_;   /* 1: what seems to be gone is asked for again; 2: was asked again */
+  bool repeated_;     /* asked a second time for next_ == repeated_at_ */
+  uint32_t requests_; /* in a row */
+  uint64_t repeated_at_, replay_deadline_ns_;
+  /* Recovery: the answer is collected in the hold and applied at once to an empty rank. */
+  int recovery_;              /* KVRELAY_RECOVERY_ */
+  bool wanted_;               /* some rank needs one */
+  uint64_t resume_;           /* next_ of the stream meanwhile */
+  uint64_t recovery_from_ns_; /* not before */
+  uint32_t scan_at_;
+  kvrelay_source_stats counted_; /* what was counted when these batches were applied first */
+  /* Batches that wait, ascending; their bytes one after the other until none waits. */
+  kvrelay_held_ *held_;
+  uint8_t *held_bytes_;
+  uint32_t held_first_, held_end_, held_used_;
   /* Scratch for one event. */
   ckf_block *blocks_;
   uint64_t *removals_; /* also the objects of one block */
@@ -5013,6 +5097,17 @@ KVRELAY_API ptrdiff_t kvrelay_consumer_query(const kvrelay_consumer *c, const kv
 
 #define KVRELAY_RANK_SEEN_ 1u     /* the stream named it */
 #define KVRELAY_RANK_COMPLETE_ 2u /* all its blocks are known */
+#define KVRELAY_RANK_SWAP_ 4u     /* the recovery under way builds it anew */
+
+#define KVRELAY_REQUESTS_MAX_ 64
+#define KVRELAY_GAP_MAX_ ((uint64_t)1 << 32) /* farther away is another process */
+
+enum {
+  KVRELAY_RECOVERY_NONE_ = 0,
+  KVRELAY_RECOVERY_COLLECT_, /* replies go into the hold */
+  KVRELAY_RECOVERY_SCAN_,    /* which ranks does it say everything about? */
+  KVRELAY_RECOVERY_SWAP_     /* the batches are applied anew, up to resume_ */
+};
 
 KVRELAY_API const char *kvrelay_count_name(int count) {
   static const char *const names[] = {
@@ -5031,6 +5126,11 @@ KVRELAY_API kvrelay_source_config kvrelay_source_config_default(void) {
   c.partial_memory = 65536;
   c.max_event_blocks = 65536;
   c.max_namespaces = 4096;
+  c.hold_batches = 10000;
+  c.hold_bytes = (uint32_t)64 << 20;
+  c.replay_timeout_ns = (uint64_t)5 * 1000000000u;
+  c.recovery_interval_ns = (uint64_t)30 * 1000000000u;
+  c.silent_after_ns = (uint64_t)60 * 1000000000u;
   return c;
 }
 
@@ -5055,6 +5155,10 @@ static size_t kvrelay_source_place_(kvrelay_source *s, const kvrelay_source_conf
   s->ring_ = (kvrelay_remembered_ *)kvrelay_bump_take_(&b, c->partial_memory, sizeof *s->ring_);
   s->index_ =
       (uint32_t *)kvrelay_bump_take_(&b, kvrelay_table_size_(c->partial_memory), sizeof *s->index_);
+  if (c->replay) {
+    s->held_ = (kvrelay_held_ *)kvrelay_bump_take_(&b, c->hold_batches, sizeof *s->held_);
+    s->held_bytes_ = (uint8_t *)kvrelay_bump_take_(&b, c->hold_bytes, 1);
+  }
   return b.overflow ? 0 : b.used + 16;
 }
 
@@ -5064,7 +5168,8 @@ KVRELAY_API size_t kvrelay_source_mem_size(const kvrelay_source_config *cfg) {
       (cfg->hash_format != HASHFMT_FORMAT_STANDARD && cfg->hash_format != HASHFMT_FORMAT_EAGLE) ||
       cfg->ranks == 0 || cfg->ranks > 65536 || cfg->rank_start > UINT32_MAX - cfg->ranks ||
       cfg->max_event_blocks == 0 || cfg->max_event_blocks > 1u << 24 || cfg->max_namespaces == 0 ||
-      cfg->max_namespaces > 65000 || cfg->partial_memory == 0 || cfg->partial_memory > 1u << 24)
+      cfg->max_namespaces > 65000 || cfg->partial_memory == 0 || cfg->partial_memory > 1u << 24 ||
+      (cfg->replay && (cfg->hold_batches == 0 || cfg->hold_batches > 1u << 20)))
     return 0;
   return kvrelay_source_place_(&scratch, cfg, NULL);
 }
@@ -5073,10 +5178,17 @@ static void kvrelay_index_clear_(uint32_t *index, uint32_t mask) {
   KVRELAY_MEMSET(index, 0, ((size_t)mask + 1) * sizeof *index);
 }
 
+/* What is asked from here on; whoever answers a former request is not heard any more. */
+static void kvrelay_ask_(kvrelay_source *s, uint64_t now_ns) {
+  s->replaying_ = s->asking_ = true;
+  s->answered_ = s->advanced_ = s->hole_ = false;
+  s->requests_++;
+  s->replay_deadline_ns_ = now_ns + s->cfg_.replay_timeout_ns;
+}
+
 KVRELAY_API int kvrelay_source_init_abi(kvrelay_source *s, size_t s_size,
                                         const kvrelay_source_config *cfg, ckf_producer *state,
                                         void *mem, size_t mem_len, uint64_t now_ns) {
-  (void)now_ns;
   if (s_size != sizeof *s)
     return KVRELAY_ERR_ABI;
   size_t need = kvrelay_source_mem_size(cfg);
@@ -5096,6 +5208,9 @@ KVRELAY_API int kvrelay_source_init_abi(kvrelay_source *s, size_t s_size,
   KVRELAY_MEMSET(s->ranks_, 0, cfg->ranks * sizeof *s->ranks_);
   kvrelay_index_clear_(s->term_index_, s->term_index_mask_);
   kvrelay_index_clear_(s->index_, s->index_mask_);
+  s->heard_ns_ = now_ns;
+  if (cfg->replay)
+    kvrelay_ask_(s, now_ns);
   return KVRELAY_OK;
 }
 
@@ -5118,15 +5233,16 @@ static void kvrelay_complete_sum_(kvrelay_source *s) {
 
 static void kvrelay_complete_rank_(kvrelay_source *s, uint32_t rank, bool complete) {
   uint8_t *bits = &s->ranks_[rank - s->cfg_.rank_start];
-  *bits = KVRELAY_RANK_SEEN_ | (complete ? KVRELAY_RANK_COMPLETE_ : 0);
+  *bits = (uint8_t)((*bits & KVRELAY_RANK_SWAP_) | KVRELAY_RANK_SEEN_ |
+                    (complete ? KVRELAY_RANK_COMPLETE_ : 0));
   kvrelay_complete_sum_(s);
 }
 
 /* Of all ranks, also of those that the stream may still name. */
 static void kvrelay_complete_all_(kvrelay_source *s, bool complete) {
   for (uint32_t i = 0; i < s->cfg_.ranks; i++)
-    s->ranks_[i] =
-        (uint8_t)((s->ranks_[i] & KVRELAY_RANK_SEEN_) | (complete ? KVRELAY_RANK_COMPLETE_ : 0));
+    s->ranks_[i] = (uint8_t)((s->ranks_[i] & (KVRELAY_RANK_SEEN_ | KVRELAY_RANK_SWAP_)) |
+                             (complete ? KVRELAY_RANK_COMPLETE_ : 0));
   s->stats_.complete = complete;
 }
 
@@ -5305,14 +5421,87 @@ static int kvrelay_drop_seen_(kvrelay_source *s) {
   return err;
 }
 
-KVRELAY_API int kvrelay_source_clear(kvrelay_source *s, uint64_t now_ns) {
-  (void)now_ns;
+/* ---- batches that wait ---- */
+
+static void kvrelay_hold_clear_(kvrelay_source *s) {
+  s->held_first_ = s->held_end_ = s->held_used_ = 0;
+}
+
+static void kvrelay_hold_drop_first_(kvrelay_source *s) {
+  if (++s->held_first_ == s->held_end_)
+    kvrelay_hold_clear_(s);
+}
+
+/* In its place; false when there is no room.  Live batches come in order, so that the search from
+ * the end is short. */
+static bool kvrelay_hold_(kvrelay_source *s, const kvrelay_source_batch *b, bool reply) {
+  uint32_t i = s->held_end_;
+  while (i > s->held_first_ && s->held_[i - 1].sequence_ >= b->sequence)
+    i--;
+  if (i < s->held_end_ && s->held_[i].sequence_ == b->sequence) {
+    s->stats_.batches_dropped++;
+    return true;
+  }
+  if (s->held_end_ - s->held_first_ == s->cfg_.hold_batches ||
+      b->len > s->cfg_.hold_bytes - s->held_used_)
+    return false;
+  if (s->held_end_ == s->cfg_.hold_batches) {
+    KVRELAY_MEMMOVE(s->held_, s->held_ + s->held_first_,
+                    (s->held_end_ - s->held_first_) * sizeof *s->held_);
+    i -= s->held_first_;
+    s->held_end_ -= s->held_first_;
+    s->held_first_ = 0;
+  }
+  kvrelay_held_ *h = &s->held_[i];
+  KVRELAY_MEMMOVE(h + 1, h, (s->held_end_ - i) * sizeof *h);
+  s->held_end_++;
+  h->sequence_ = b->sequence;
+  h->at_ = s->held_used_;
+  h->len_ = (uint32_t)b->len;
+  h->reply_ = reply;
+  h->lost_ = b->payload == NULL;
+  if (b->len != 0)
+    KVRELAY_MEMCPY(s->held_bytes_ + s->held_used_, b->payload, b->len);
+  s->held_used_ += h->len_;
+  s->stats_.batches_held++;
+  return true;
+}
+
+static kvrelay_source_batch kvrelay_held_batch_(const kvrelay_source *s, uint32_t i) {
+  kvrelay_source_batch b;
+  b.sequence = s->held_[i].sequence_;
+  b.payload = s->held_[i].lost_ ? NULL : s->held_bytes_ + s->held_[i].at_;
+  b.len = s->held_[i].len_;
+  return b;
+}
+
+/* ---- order (events sections 3, 4) ---- */
+
+static void kvrelay_answer_over_(kvrelay_source *s) {
+  s->replaying_ = s->asking_ = false;
+  s->requests_ = 0;
+  s->confirm_ = 0;
+  s->repeated_ = false;
+}
+
+/* What is known of a process that is gone; batches that wait may be of the next one. */
+static int kvrelay_forget_process_(kvrelay_source *s) {
   int err = kvrelay_drop_seen_(s);
   KVRELAY_MEMSET(s->ranks_, 0, s->cfg_.ranks * sizeof *s->ranks_);
   s->learned_len_ = 0;
-  s->stats_.complete = false;
-  s->stats_.has_sequence = false;
+  s->stats_.complete = s->stats_.has_sequence = false;
+  s->has_live_ = s->overlap_ = s->wanted_ = s->reconnected_ = false;
+  s->next_ = 0;
+  s->recovery_ = KVRELAY_RECOVERY_NONE_;
+  kvrelay_answer_over_(s);
   return err;
+}
+
+KVRELAY_API int kvrelay_source_clear(kvrelay_source *s, uint64_t now_ns) {
+  (void)now_ns;
+  kvrelay_hold_clear_(s);
+  s->given_ = false;
+  return kvrelay_forget_process_(s);
 }
 
 /* What may have been in `batches` lost ones: removals, stores, a clear. */
@@ -5322,37 +5511,414 @@ static int kvrelay_loss_(kvrelay_source *s, uint64_t batches) {
   return s->cfg_.on_loss == KVRELAY_ON_LOSS_KEEP ? KVRELAY_OK : kvrelay_drop_seen_(s);
 }
 
-KVRELAY_API void kvrelay_source_reconnected(kvrelay_source *s) {
-  s->reconnected_ = s->stats_.has_sequence;
+static kvrelay_source_batch kvrelay_batch_(uint64_t sequence, const uint8_t *payload, size_t len) {
+  kvrelay_source_batch b;
+  b.sequence = sequence;
+  b.payload = payload;
+  b.len = payload == NULL ? 0 : len;
+  return b;
 }
 
-KVRELAY_API int kvrelay_source_sequence(kvrelay_source *s, uint64_t sequence, uint64_t now_ns) {
-  kvrelay_source_stats *st = &s->stats_;
+static uint64_t kvrelay_payload_hash_(const kvrelay_source_batch *b) {
+  return b->len == 0 ? 0 : hashfmt_hash64(b->payload, b->len, 0);
+}
+
+/* True while batches are to be taken before anything else may come. */
+static bool kvrelay_due_(const kvrelay_source *s) {
+  return s->given_ || s->recovery_ == KVRELAY_RECOVERY_SCAN_ ||
+         s->recovery_ == KVRELAY_RECOVERY_SWAP_ ||
+         (!s->replaying_ && s->held_first_ != s->held_end_);
+}
+
+static void kvrelay_lend_(kvrelay_source *s, const kvrelay_source_batch *b, bool reply) {
+  s->given_ = true;
+  s->lent_ = *b;
+  s->lent_reply_ = reply;
+}
+
+/* Another process: its cache is empty, and so must be what is known of it. */
+static int kvrelay_restart_(kvrelay_source *s) {
+  kvrelay_count_(s, KVRELAY_COUNT_RESTART);
+  return kvrelay_forget_process_(s);
+}
+
+/* Only the bits of a recovery; and what was counted a second time for it. */
+static void kvrelay_recovery_close_(kvrelay_source *s) {
+  bool complete = s->stats_.complete;
+  uint64_t at_ns = s->stats_.last_batch_ns;
+  if (s->recovery_ != KVRELAY_RECOVERY_COLLECT_) {
+    s->stats_ = s->counted_;
+    s->stats_.complete = complete;
+    s->stats_.last_batch_ns = at_ns;
+  }
+  for (uint32_t i = 0; i < s->cfg_.ranks; i++)
+    s->ranks_[i] &= (uint8_t)~KVRELAY_RANK_SWAP_;
+  s->recovery_ = KVRELAY_RECOVERY_NONE_;
+}
+
+/* The stream goes on where it stood; what was collected is below and falls away. */
+static void kvrelay_recovery_fail_(kvrelay_source *s) {
+  s->next_ = s->resume_;
+  s->replaying_ = s->asking_ = false;
+  kvrelay_recovery_close_(s);
+}
+
+/* The ranks that the collected batches say everything about start anew from them. */
+static int kvrelay_recovery_swap_(kvrelay_source *s) {
+  bool whole = s->held_[s->held_first_].sequence_ == 0, any = false;
   int err = KVRELAY_OK;
-  uint64_t gap_max =
-      s->reconnected_ ? 0 : (uint64_t)1 << 32; /* a new process may have passed `next` already */
-  s->reconnected_ = false;
-  if (st->has_sequence && (sequence < s->next_ || sequence - s->next_ > gap_max)) {
-    /* Another process: its cache is empty, and so must be what is known of it. */
-    kvrelay_count_(s, KVRELAY_COUNT_RESTART);
-    err = kvrelay_source_clear(s, now_ns);
+  for (uint32_t i = 0; i < s->cfg_.ranks && err == KVRELAY_OK; i++) {
+    if (whole)
+      s->ranks_[i] |= KVRELAY_RANK_SWAP_ | KVRELAY_RANK_COMPLETE_;
+    if ((s->ranks_[i] & KVRELAY_RANK_SWAP_) == 0)
+      continue;
+    any = true;
+    if ((s->ranks_[i] & KVRELAY_RANK_SEEN_) != 0)
+      err = kvrelay_drop_rank_(s, s->cfg_.rank_start + i);
   }
-  if (!st->has_sequence) {
-    kvrelay_complete_all_(s, sequence == 0);
-  } else if (sequence > s->next_) {
-    st->counts[KVRELAY_COUNT_GAP] += sequence - s->next_;
-    err = kvrelay_loss_(s, sequence - s->next_);
+  if (!any) {
+    kvrelay_recovery_fail_(s);
+    return err;
   }
+  kvrelay_complete_sum_(s);
+  s->next_ = s->held_[s->held_first_].sequence_;
+  s->recovery_ = KVRELAY_RECOVERY_SWAP_;
+  return err;
+}
+
+/* The answer is over: does it reach from a known beginning to where the stream stands? */
+static int kvrelay_recovery_end_(kvrelay_source *s) {
+  if (s->next_ < s->resume_ || s->held_first_ == s->held_end_) {
+    kvrelay_recovery_fail_(s);
+    return KVRELAY_OK;
+  }
+  s->counted_ = s->stats_;
+  if (s->held_[s->held_first_].sequence_ == 0)
+    return kvrelay_recovery_swap_(s);
+  s->recovery_ = KVRELAY_RECOVERY_SCAN_;
+  s->scan_at_ = s->held_first_;
+  return KVRELAY_OK;
+}
+
+static void kvrelay_recovery_begin_(kvrelay_source *s, uint64_t now_ns) {
+  s->wanted_ = false;
+  if (s->stats_.complete)
+    return; /* a clear came first */
+  kvrelay_count_(s, KVRELAY_COUNT_RECOVERY);
+  s->recovery_ = KVRELAY_RECOVERY_COLLECT_;
+  s->recovery_from_ns_ = now_ns + s->cfg_.recovery_interval_ns;
+  s->resume_ = s->next_;
+  s->next_ = 0;
+  kvrelay_ask_(s, now_ns);
+}
+
+/* Marker or timeout. */
+static int kvrelay_answer_end_(kvrelay_source *s, bool marker, uint64_t now_ns) {
+  if (s->overlap_) { /* the batch applied last is not there: another process, or no telling */
+    int err = kvrelay_restart_(s);
+    kvrelay_hold_clear_(s);
+    kvrelay_ask_(s, now_ns);
+    return err;
+  }
+  bool again = (s->advanced_ && (s->hole_ || !marker)) || s->confirm_ == 1;
+  if (again && s->requests_ < KVRELAY_REQUESTS_MAX_) {
+    if (s->confirm_ == 1)
+      s->confirm_ = 2;
+    kvrelay_ask_(s, now_ns);
+    return KVRELAY_OK;
+  }
+  s->replaying_ = s->asking_ = false;
+  return s->recovery_ == KVRELAY_RECOVERY_COLLECT_ ? kvrelay_recovery_end_(s) : KVRELAY_OK;
+}
+
+/*
+ * True when another process must have sent this live batch.  Numbers of one process only rise; but
+ * replies overtake live batches, so that a number below `next_` proves nothing while live batches
+ * lag.
+ */
+static bool kvrelay_restarted_(const kvrelay_source *s, uint64_t sequence, bool reconnected) {
+  if (s->has_live_ && sequence <= s->newest_live_)
+    return !s->replaying_ || sequence < s->newest_live_;
+  if (s->replaying_ || !s->stats_.has_sequence)
+    return false;
+  if (reconnected)
+    return sequence != s->next_; /* a new process may have passed it already */
+  return sequence > s->next_ && sequence - s->next_ > KVRELAY_GAP_MAX_;
+}
+
+/* Batches that never came live; each number counts once. */
+static void kvrelay_gap_(kvrelay_source *s, uint64_t sequence) {
+  uint64_t expected = s->next_;
+  if (s->has_live_ && s->newest_live_ + 1 > expected)
+    expected = s->newest_live_ + 1;
+  if ((s->has_live_ || (!s->replaying_ && s->stats_.has_sequence)) && sequence > expected)
+    s->stats_.counts[KVRELAY_COUNT_GAP] += sequence - expected;
+  s->has_live_ = true;
+  s->newest_live_ = sequence;
+}
+
+/* No room for a live batch: it becomes the first of a stream whose past is lost. */
+static int kvrelay_hold_full_(kvrelay_source *s, const kvrelay_source_batch *b) {
+  int err = KVRELAY_OK;
+  s->replaying_ = s->asking_ = false;
+  if (s->recovery_ == KVRELAY_RECOVERY_COLLECT_) { /* nothing is lost but the recovery */
+    kvrelay_recovery_fail_(s);
+    kvrelay_lend_(s, b, false);
+    return err;
+  }
+  if (s->stats_.has_sequence)
+    err = kvrelay_loss_(s, b->sequence - s->next_);
+  s->stats_.batches_dropped += s->held_end_ - s->held_first_;
+  kvrelay_hold_clear_(s);
+  s->stats_.has_sequence = s->overlap_ = false;
+  s->next_ = b->sequence;
+  kvrelay_lend_(s, b, false);
+  return err;
+}
+
+KVRELAY_API int kvrelay_source_live(kvrelay_source *s, uint64_t sequence, const uint8_t *payload,
+                                    size_t len, uint64_t now_ns) {
+  kvrelay_source_batch b = kvrelay_batch_(sequence, payload, len);
+  bool reconnected = s->reconnected_;
+  int err = KVRELAY_OK;
+  if (kvrelay_due_(s))
+    return KVRELAY_ERR_STATE;
+  s->reconnected_ = s->silent_ = false;
+  s->heard_ns_ = now_ns;
+  if (kvrelay_restarted_(s, sequence, reconnected)) {
+    err = kvrelay_restart_(s);
+    kvrelay_hold_clear_(s);
+  }
+  if (s->replaying_ && s->has_live_ && sequence == s->newest_live_) {
+    s->stats_.batches_dropped++;
+    return err;
+  }
+  kvrelay_gap_(s, sequence);
+  if (!s->replaying_)
+    kvrelay_lend_(s, &b, false);
+  else if (sequence < (s->recovery_ == KVRELAY_RECOVERY_COLLECT_ ? s->resume_ : s->next_))
+    s->stats_.batches_dropped++;
+  else if (!kvrelay_hold_(s, &b, false))
+    err = kvrelay_hold_full_(s, &b);
+  return err;
+}
+
+/* The reply that is due. */
+static int kvrelay_reply_take_(kvrelay_source *s, const kvrelay_source_batch *b) {
+  s->advanced_ = true;
+  s->confirm_ = 0;
+  if (s->recovery_ != KVRELAY_RECOVERY_COLLECT_)
+    kvrelay_lend_(s, b, true);
+  else if (kvrelay_hold_(s, b, true))
+    s->next_++;
+  else
+    kvrelay_recovery_fail_(s);
+  return KVRELAY_OK;
+}
+
+/* A reply above the one that is due. */
+static int kvrelay_reply_ahead_(kvrelay_source *s, const kvrelay_source_batch *b, bool first) {
+  int err = KVRELAY_OK;
+  if (!first || (s->requests_ > 1 && s->confirm_ != 2)) {
+    /* Lost on the way, or the late reply to a former request: asked for again. */
+    s->hole_ = true;
+    if (first)
+      s->confirm_ = 1;
+    if (!kvrelay_hold_(s, b, true))
+      s->stats_.batches_dropped++;
+    return err;
+  }
+  /* The engine's buffer has rolled over. */
+  if (s->recovery_ == KVRELAY_RECOVERY_COLLECT_ && s->next_ != 0) {
+    kvrelay_recovery_fail_(s);
+    return err;
+  }
+  if (s->stats_.has_sequence && s->recovery_ != KVRELAY_RECOVERY_COLLECT_)
+    err = kvrelay_loss_(s, b->sequence - s->next_);
+  s->next_ = b->sequence;
+  int taken = kvrelay_reply_take_(s, b);
+  return err != KVRELAY_OK ? err : taken;
+}
+
+KVRELAY_API int kvrelay_source_reply(kvrelay_source *s, uint64_t sequence, const uint8_t *payload,
+                                     size_t len, uint64_t now_ns) {
+  kvrelay_source_batch b = kvrelay_batch_(sequence, payload, len);
+  if (kvrelay_due_(s))
+    return KVRELAY_ERR_STATE;
+  bool marker = sequence == UINT64_MAX, heard = s->replaying_ && !s->asking_;
+  if (heard && marker)
+    return kvrelay_answer_end_(s, true, now_ns);
+  bool first = !s->answered_;
+  if (heard) {
+    s->replay_deadline_ns_ = now_ns + s->cfg_.replay_timeout_ns;
+    s->answered_ = true;
+    if (s->overlap_ && sequence == s->next_ - 1 && kvrelay_payload_hash_(&b) == s->last_hash_)
+      s->overlap_ = false; /* the same process; the batch itself is known */
+    else if (s->overlap_)
+      return kvrelay_answer_end_(s, false, now_ns);
+    else if (sequence == s->next_ && !s->hole_)
+      return kvrelay_reply_take_(s, &b);
+    else if (sequence > s->next_ && !s->hole_)
+      return kvrelay_reply_ahead_(s, &b, first);
+  }
+  s->stats_.batches_dropped += !marker;
+  return KVRELAY_OK;
+}
+
+KVRELAY_API int kvrelay_source_connection(kvrelay_source *s, bool connected, uint64_t now_ns) {
+  if (kvrelay_due_(s))
+    return KVRELAY_ERR_STATE;
+  s->connected_ = connected;
+  s->silent_ = false;
+  s->heard_ns_ = now_ns;
+  if (!connected)
+    return KVRELAY_OK;
+  s->reconnected_ = !s->cfg_.replay && s->stats_.has_sequence;
+  if (!s->cfg_.replay || (s->replaying_ && !s->answered_ && !s->stats_.has_sequence))
+    return KVRELAY_OK;
+  if (s->recovery_ == KVRELAY_RECOVERY_COLLECT_)
+    kvrelay_recovery_fail_(s);
+  kvrelay_answer_over_(s);
+  s->overlap_ = s->stats_.has_sequence;
+  kvrelay_ask_(s, now_ns);
+  return KVRELAY_OK;
+}
+
+KVRELAY_API int kvrelay_source_tick(kvrelay_source *s, uint64_t now_ns) {
+  if (kvrelay_due_(s))
+    return KVRELAY_ERR_STATE;
+  if (s->connected_ && s->loaded_ && !s->silent_ &&
+      now_ns - s->heard_ns_ >= s->cfg_.silent_after_ns) {
+    s->silent_ = true;
+    kvrelay_count_(s, KVRELAY_COUNT_SILENT);
+  }
+  return s->replaying_ && now_ns >= s->replay_deadline_ns_ ? kvrelay_answer_end_(s, false, now_ns)
+                                                           : KVRELAY_OK;
+}
+
+KVRELAY_API uint64_t kvrelay_source_deadline_ns(const kvrelay_source *s) {
+  uint64_t at_ns = s->replaying_ ? s->replay_deadline_ns_ : KVRELAY_TIME_NONE;
+  if (s->wanted_ && !s->replaying_)
+    at_ns = s->recovery_from_ns_;
+  if (s->connected_ && s->loaded_ && !s->silent_ && s->heard_ns_ + s->cfg_.silent_after_ns < at_ns)
+    at_ns = s->heard_ns_ + s->cfg_.silent_after_ns;
+  return at_ns;
+}
+
+KVRELAY_API int kvrelay_source_request(kvrelay_source *s, uint64_t *from) {
+  int asking = s->asking_;
+  s->asking_ = false;
+  if (asking)
+    *from = s->overlap_ ? s->next_ - 1 : s->next_;
+  return asking;
+}
+
+KVRELAY_API void kvrelay_source_load(kvrelay_source *s, bool holds_blocks, uint64_t now_ns) {
+  if (holds_blocks && !s->loaded_)
+    s->heard_ns_ = now_ns;
+  s->loaded_ = holds_blocks;
+  s->silent_ = s->silent_ && holds_blocks;
+}
+
+KVRELAY_API int kvrelay_source_state(const kvrelay_source *s) {
+  return s->silent_      ? KVRELAY_SOURCE_SILENT
+         : s->replaying_ ? KVRELAY_SOURCE_REPLAY
+         : s->connected_ ? KVRELAY_SOURCE_LIVE
+                         : KVRELAY_SOURCE_CONNECTING;
+}
+
+/* A batch above the one that is due.  1: go on with it, next_ has moved or the state was dropped;
+ * 0: it waits for an answer. */
+static int kvrelay_step_over_(kvrelay_source *s, const kvrelay_source_batch *b, bool held,
+                              uint64_t now_ns) {
+  bool known = s->stats_.has_sequence;
+  uint64_t missing = b->sequence - s->next_;
+  int err = KVRELAY_OK;
+  if (known && missing > KVRELAY_GAP_MAX_)
+    return (err = kvrelay_restart_(s)) == KVRELAY_OK ? 1 : err;
+  bool repeat = s->requests_ != 0, tried = s->repeated_ && s->repeated_at_ == s->next_;
+  if (s->cfg_.replay && !(repeat && tried) && s->requests_ < KVRELAY_REQUESTS_MAX_ &&
+      (held || kvrelay_hold_(s, b, false))) {
+    s->given_ = s->given_ && held;
+    s->repeated_ = repeat;
+    s->repeated_at_ = s->next_;
+    kvrelay_ask_(s, now_ns);
+    return 0;
+  }
+  if (known)
+    err = kvrelay_loss_(s, missing);
+  s->next_ = b->sequence;
+  return err == KVRELAY_OK ? 1 : err;
+}
+
+/* Bookkeeping of the batch that goes out now. */
+static void kvrelay_deliver_(kvrelay_source *s, const kvrelay_source_batch *b, bool reply,
+                             uint64_t now_ns) {
+  kvrelay_source_stats *st = &s->stats_;
+  if (!st->has_sequence)
+    kvrelay_complete_all_(s, b->sequence == 0);
   st->has_sequence = true;
-  st->last_sequence = sequence;
+  st->last_sequence = b->sequence;
   st->last_batch_ns = now_ns;
   st->batches++;
-  s->next_ = sequence + 1;
-  return err == KVRELAY_OK ? KVRELAY_SEQUENCE_APPLY : err;
+  st->counts[KVRELAY_COUNT_REPLAY] += reply;
+  s->next_ = b->sequence + 1;
+  if (s->cfg_.replay)
+    s->last_hash_ = kvrelay_payload_hash_(b);
+}
+
+KVRELAY_API int kvrelay_source_next(kvrelay_source *s, kvrelay_source_batch *out, uint64_t now_ns) {
+  int err;
+  if (s->recovery_ == KVRELAY_RECOVERY_SCAN_) {
+    if (s->scan_at_ != s->held_end_ && s->held_[s->scan_at_].sequence_ < s->resume_) {
+      *out = kvrelay_held_batch_(s, s->scan_at_++);
+      return 1;
+    }
+    if ((err = kvrelay_recovery_swap_(s)) != KVRELAY_OK)
+      return err;
+  }
+  for (;;) {
+    bool held = !s->replaying_ && s->held_first_ != s->held_end_;
+    if (held)
+      *out = kvrelay_held_batch_(s, s->held_first_);
+    else if (s->given_)
+      *out = s->lent_;
+    if (s->recovery_ == KVRELAY_RECOVERY_SWAP_ && (!held || out->sequence >= s->resume_))
+      kvrelay_recovery_close_(s);
+    if (!held && !s->given_)
+      break;
+    if (out->sequence > s->next_) {
+      int step = kvrelay_step_over_(s, out, held, now_ns);
+      if (step < 0)
+        return step;
+      if (step == 0)
+        break;
+      continue;
+    }
+    bool reply = held ? s->held_[s->held_first_].reply_ : s->lent_reply_;
+    bool known = out->sequence < s->next_;
+    if (held)
+      kvrelay_hold_drop_first_(s);
+    else
+      s->given_ = false;
+    if (!known) {
+      kvrelay_deliver_(s, out, reply, now_ns);
+      return 1;
+    }
+    s->stats_.batches_dropped++;
+  }
+  if (!s->replaying_) {
+    kvrelay_answer_over_(s);
+    if (s->wanted_ && now_ns >= s->recovery_from_ns_)
+      kvrelay_recovery_begin_(s, now_ns);
+  }
+  return 0;
 }
 
 KVRELAY_API int kvrelay_source_lost(kvrelay_source *s, int reason, uint64_t now_ns) {
   (void)now_ns;
+  if (s->recovery_ == KVRELAY_RECOVERY_SCAN_)
+    return KVRELAY_OK;
   kvrelay_source_count(s, reason, 1);
   return kvrelay_loss_(s, 1);
 }
@@ -5770,8 +6336,12 @@ static int kvrelay_apply_store_(kvrelay_source *s, const kvrelay_store_ *st) {
       kvrelay_remember_all_(s, st->rank, ev, 0);
       return KVRELAY_OK;
     }
-    if (kvrelay_source_complete(s, st->rank))
-      kvrelay_count_(s, KVRELAY_COUNT_RECOVERY); /* asked for; nobody can be asked */
+    if (kvrelay_source_complete(s, st->rank)) {
+      /* A recovery that meets one itself cannot heal it. */
+      s->wanted_ = s->wanted_ || (s->cfg_.replay && s->recovery_ == KVRELAY_RECOVERY_NONE_);
+      if (!s->cfg_.replay)
+        kvrelay_count_(s, KVRELAY_COUNT_RECOVERY); /* asked for; nobody can be asked */
+    }
     kvrelay_complete_rank_(s, st->rank, false);
     return KVRELAY_OK;
   case CKF_ERR_INVALID_BLOCK_SEQUENCE:
@@ -5848,19 +6418,36 @@ static int kvrelay_removed_(kvrelay_source *s, uint32_t rank, const kvrelay_engi
   return err == KVRELAY_OK ? kvrelay_remove_some_(s, &member, count) : err;
 }
 
+static bool kvrelay_clears_all_(const kvrelay_engine_event *ev) {
+  return ev->type == KVRELAY_ENGINE_CLEARED && (!ev->has_medium || ev->medium.len == 0);
+}
+
 static int kvrelay_cleared_(kvrelay_source *s, uint32_t rank, const kvrelay_engine_event *ev) {
   ckf_member member = kvrelay_member_(s, rank);
   ckf_outcome out;
-  bool all = ev->type == KVRELAY_ENGINE_CLEARED && (!ev->has_medium || ev->medium.len == 0);
   (void)ckf_producer_cleared(s->state_, &member, CKF_DOMAIN_MISSING, &out);
   if (out.error != CKF_OK)
     return KVRELAY_ERR_INVARIANT;
   kvrelay_forget_rank_(s, rank);
   s->stats_.blocks_removed += out.unmapped;
   s->progress_++;
-  if (all)
+  if (kvrelay_clears_all_(ev))
     kvrelay_complete_rank_(s, rank, true);
   return KVRELAY_OK;
+}
+
+/* False when a recovery has no other use for the event than what is noted here: a clear, before
+ * which nothing has to be known of the rank. */
+static bool kvrelay_recovery_event_(kvrelay_source *s, uint32_t rank,
+                                    const kvrelay_engine_event *ev) {
+  uint32_t place = rank - s->cfg_.rank_start;
+  if (place >= s->cfg_.ranks)
+    return false;
+  if (s->recovery_ == KVRELAY_RECOVERY_SWAP_)
+    return (s->ranks_[place] & KVRELAY_RANK_SWAP_) != 0;
+  if (kvrelay_clears_all_(ev) && kvrelay_filter_(s, rank, ev) == KVRELAY_COUNT_LEN)
+    s->ranks_[place] |= KVRELAY_RANK_SWAP_;
+  return false;
 }
 
 KVRELAY_API int kvrelay_source_event(kvrelay_source *s, bool has_rank, uint32_t rank,
@@ -5868,6 +6455,8 @@ KVRELAY_API int kvrelay_source_event(kvrelay_source *s, bool has_rank, uint32_t 
   (void)now_ns;
   if (!has_rank)
     rank = s->cfg_.default_rank;
+  if (s->recovery_ > KVRELAY_RECOVERY_COLLECT_ && !kvrelay_recovery_event_(s, rank, ev))
+    return KVRELAY_OK;
   s->stats_.stored += ev->type == KVRELAY_ENGINE_STORED;
   s->stats_.removed += ev->type == KVRELAY_ENGINE_REMOVED;
   s->stats_.cleared += ev->type == KVRELAY_ENGINE_CLEARED;

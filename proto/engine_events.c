@@ -820,14 +820,13 @@ int kvrelay_engine_batch_begin(kvrelay_engine_decoder *d, const uint8_t *payload
   return KVRELAY_OK;
 }
 
-int kvrelay_engine_feed(kvrelay_engine_decoder *d, kvrelay_source *s, uint64_t sequence,
-                        const uint8_t *payload, size_t len, uint64_t now_ns) {
+static int apply(kvrelay_engine_decoder *d, kvrelay_source *s, const kvrelay_source_batch *b,
+                 uint64_t now_ns) {
   kvrelay_engine_batch batch;
   kvrelay_engine_event event;
-  int verdict = kvrelay_source_sequence(s, sequence, now_ns);
-  if (verdict != KVRELAY_SEQUENCE_APPLY)
-    return verdict < 0 ? verdict : KVRELAY_OK;
-  if (kvrelay_engine_batch_begin(d, payload, len, &batch) != KVRELAY_OK)
+  if (b->payload == NULL)
+    return kvrelay_source_lost(s, KVRELAY_COUNT_PAYLOAD_TOO_LARGE, now_ns);
+  if (kvrelay_engine_batch_begin(d, b->payload, b->len, &batch) != KVRELAY_OK)
     return kvrelay_source_lost(s, KVRELAY_COUNT_PAYLOAD_MALFORMED, now_ns);
   kvrelay_source_count(s, KVRELAY_COUNT_TRAILING_BYTES, batch.trailing_bytes != 0);
   kvrelay_source_count(s, KVRELAY_COUNT_RANK_TYPE, batch.rank_type);
@@ -835,6 +834,23 @@ int kvrelay_engine_feed(kvrelay_engine_decoder *d, kvrelay_source *s, uint64_t s
   while (err == KVRELAY_OK && kvrelay_engine_batch_next(d, &event) == 1)
     err = kvrelay_source_event(s, batch.has_rank, batch.rank, &event, now_ns);
   return err;
+}
+
+int kvrelay_engine_drain(kvrelay_engine_decoder *d, kvrelay_source *s, uint64_t now_ns) {
+  kvrelay_source_batch b;
+  int more;
+  while ((more = kvrelay_source_next(s, &b, now_ns)) == 1) {
+    int err = apply(d, s, &b, now_ns);
+    if (err != KVRELAY_OK)
+      return err;
+  }
+  return more;
+}
+
+int kvrelay_engine_feed(kvrelay_engine_decoder *d, kvrelay_source *s, uint64_t sequence,
+                        const uint8_t *payload, size_t len, uint64_t now_ns) {
+  int err = kvrelay_source_live(s, sequence, payload, len, now_ns);
+  return err == KVRELAY_OK ? kvrelay_engine_drain(d, s, now_ns) : err;
 }
 
 /* ---- memory ---- */

@@ -69,9 +69,12 @@ KVRELAY_MUST_USE int kvrelay_engine_batch_begin(kvrelay_engine_decoder *d, const
  * until the next call. */
 int kvrelay_engine_batch_next(kvrelay_engine_decoder *d, kvrelay_engine_event *ev);
 /*
- * One message of an engine on its whole way: order, decoding, every event into the source, which
- * counts what it drops.  KVRELAY_OK, or KVRELAY_ERR_INVARIANT: fence the producer.
+ * Decodes the batches whose turn it is and puts their events into the source, which counts what it
+ * drops: after each input of the source.  KVRELAY_OK, or KVRELAY_ERR_INVARIANT: fence the producer.
  */
+KVRELAY_MUST_USE int kvrelay_engine_drain(kvrelay_engine_decoder *d, kvrelay_source *s,
+                                          uint64_t now_ns);
+/* One live message of an engine on its whole way: kvrelay_source_live and the above. */
 KVRELAY_MUST_USE int kvrelay_engine_feed(kvrelay_engine_decoder *d, kvrelay_source *s,
                                          uint64_t sequence, const uint8_t *payload, size_t len,
                                          uint64_t now_ns);

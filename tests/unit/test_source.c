@@ -867,11 +867,11 @@ Test(sequences, a_leap_beyond_2_to_the_32_is_a_restart) {
 Test(sequences, after_a_reconnect_only_the_next_number_goes_on) {
   feeder *f = with(keep_on_loss);
   OK(feed_stored(f, 0, plain(HASHES(1), 0, 4)));
-  kvrelay_source_reconnected(&f->source);
+  OK(kvrelay_source_connection(&f->source, true, 0));
   OK(feed_stored(f, 0, plain(HASHES(2), 8, 4)));
   cr_assert_eq(blocks_of(f, 0), 2);
   CLEAN(f);
-  kvrelay_source_reconnected(&f->source);
+  OK(kvrelay_source_connection(&f->source, true, 0));
   f->sequence = 7;
   OK(feed_stored(f, 0, plain(HASHES(3), 16, 4)));
   COUNTED(f, RESTART, 1);

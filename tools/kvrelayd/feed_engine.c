@@ -21,9 +21,7 @@ static void on_batch(kvrelay_zmq_listener *self, kvrelay_text topic, uint64_t se
 
 static void on_too_large(kvrelay_zmq_listener *self, uint64_t sequence, uint64_t now_ns) {
   feed *f = (feed *)(void *)self;
-  f->dirty = true;
-  if (kvrelay_source_sequence(&f->source, sequence, now_ns) < 0 ||
-      kvrelay_source_lost(&f->source, KVRELAY_COUNT_PAYLOAD_TOO_LARGE, now_ns) != KVRELAY_OK)
+  if (feed_batch(f, sequence, NULL, 0, now_ns) != KVRELAY_OK)
     serve_pool_fence(f->pool, now_ns);
 }
 
@@ -37,8 +35,8 @@ static void on_bad_frames(kvrelay_zmq_listener *self, uint64_t now_ns) {
 static void on_connection(kvrelay_zmq_listener *self, bool connected, uint64_t now_ns) {
   feed *f = (feed *)(void *)self;
   f->down_ns = connected ? 0 : now_ns;
-  if (connected)
-    kvrelay_source_reconnected(&f->source);
+  if (kvrelay_source_connection(&f->source, connected, now_ns) != KVRELAY_OK)
+    serve_pool_fence(f->pool, now_ns);
   log_event(LOG_INFO, connected ? "source_connected" : "source_disconnected", "source=%s", f->name);
 }
 
