@@ -1004,12 +1004,45 @@ CKF_API const ckf_manifest *ckf_table_manifest(const ckf_table *table);
 CKF_API uint32_t ckf_table_ready(const ckf_table *table);
 /** One bucket of a lane (tests, tools). */
 CKF_API uint64_t ckf_table_word(const ckf_table *table, uint32_t lane, uint32_t bucket);
-/** Takes readiness from the lanes of a mask, from any thread and before their writer knows: their
- * next use needs a new assignment. The caller excludes that a ckf_lane_activate of one of them goes
- * on meanwhile: it would put the bit back. */
+/** Takes readiness from the lanes of a mask, from any thread. Their writers are not told:
+ * ckf_lane_ready stays true, deltas are applied where no reader looks, and a snapshot is
+ * CKF_FAULT_SNAPSHOT_WHILE_READY; a new assignment makes a lane usable again. The caller excludes
+ * that a ckf_lane_install or _activate of one of them goes on meanwhile: it would put the bit back.
+ */
 CKF_API void ckf_table_withdraw(ckf_table *table, uint32_t lanes);
 
 /* ==== lane ==== */
+/*
+ * The way of a lane: claim, assign, install a snapshot, apply deltas in order, drain, retire,
+ * release.
+ *
+ * A lane that is ready takes no second snapshot. To refresh it, assign it again with a higher epoch
+ * and install then; in between it is not ready. Frames know nothing of leases: the caller keeps the
+ * lease under which it asked for a stream and hands it in with what that stream brings, so that
+ * what an earlier one still brings is ignored. It compares ckf_cbi1_frame.dc_id with the pool's as
+ * well, because neither ckf_cbi1_decode nor a lane does.
+ *
+ * What the caller does on a `result`:
+ *
+ * - SNAPSHOT_INSTALLED, DELTA_APPLIED: wait for the delta with base `a`.
+ * - DRAIN_ACKNOWLEDGED: nothing is missing; retire or assign.
+ * - IGNORED_STALE: drop it, the words have it already.
+ * - IGNORED_FOREIGN_LEASE: drop it; it belongs to another assignment, or there is none.
+ * - AWAITING_SNAPSHOT: drop it and see that a snapshot comes. One that is older than this delta
+ *   leaves a gap, which is a BASE_MISMATCH at the next delta.
+ * - DEACTIVATED: the lane is not ready any more, its lease stays. By `fault`:
+ *   - BASE_MISMATCH, NON_CONTIGUOUS, TERMINAL_MISMATCH: a delta was lost; get a snapshot.
+ *   - EMPTY_DELTA, IMAGE_INDEX, DUPLICATE_IMAGE, SNAPSHOT_BUCKET_COUNT: the sender is wrong; report
+ *     it and get a snapshot.
+ *   - SNAPSHOT_WHILE_READY: install the same snapshot again, now it is taken.
+ *   - WRONG_IDENTITY: the producer has begun a new life, so assign its identity with a higher epoch
+ *     and get a snapshot; or it came from another stream.
+ *
+ * A snapshot after a fault is installed under the same lease, whatever its sequence, also an older
+ * one; deltas meanwhile are AWAITING_SNAPSHOT. `action` is CKF_ACTION_RETRY_SNAPSHOT where a
+ * snapshot was refused and the lane was not ready before, else CKF_ACTION_DEACTIVATE_AND_SNAPSHOT.
+ * ckf_ingest.h is stricter: there only the former keeps its lease.
+ */
 
 /** Makes `lane` the writer of lane `number`: CKF_ERR_INVALID_LANE (16 or more),
  * CKF_ERR_UNCONFIGURED_LANE, CKF_ERR_LANE_CLAIMED (release it first), CKF_ERR_ABI: not claimed. The
@@ -1021,9 +1054,10 @@ CKF_API CKF_MUST_USE int ckf_lane_claim_abi(ckf_lane *lane, size_t lane_size, ck
 /** Gives the lane up: readiness goes first, then the claim. The object is then unused, and the last
  * assignment epoch is forgotten with it: whoever claims the lane next goes on counting. */
 CKF_API void ckf_lane_release(ckf_lane *lane);
-/** Takes a new lease: CKF_OK, not ready until a snapshot comes; CKF_ERR_WRONG_CONSUMER,
- * CKF_ERR_WRONG_LANE, CKF_ERR_WRONG_OWNER (not the pool of the manifest), CKF_ERR_WRONG_FORMAT,
- * CKF_ERR_STALE_EPOCH (not above the last one): unchanged, even ready. */
+/** Takes a new lease, both are copied: CKF_OK, not ready until a snapshot comes. Unchanged, even
+ * ready: CKF_ERR_WRONG_CONSUMER, CKF_ERR_WRONG_LANE, CKF_ERR_WRONG_OWNER (not the pool of the
+ * manifest), CKF_ERR_WRONG_FORMAT (a table has one format: such a pool needs another table);
+ * CKF_ERR_STALE_EPOCH: not above the last one, take a higher one. */
 CKF_API CKF_MUST_USE int ckf_lane_assign(ckf_lane *lane, const ckf_identity *identity,
                                          const ckf_lease *lease);
 /** The error ckf_lane_assign would return; changes nothing. */
@@ -1031,35 +1065,27 @@ CKF_API CKF_MUST_USE int ckf_lane_assignable(const ckf_lane *lane, const ckf_ide
                                              const ckf_lease *lease);
 /** Ends the assignment; readers stop, the last epoch stays known. */
 CKF_API void ckf_lane_retire(ckf_lane *lane);
-/*
- * Whatever the next four return, the caller goes by `result`. CKF_LANE_IGNORED_FOREIGN_LEASE (no
- * assignment, or another lease) and CKF_LANE_IGNORED_STALE (here already): drop it and go on,
- * nothing changed. CKF_LANE_DEACTIVATED: the lane is not ready any more, its lease stays; `action`
- * says whether the same snapshot is to be sent right (CKF_ACTION_RETRY_SNAPSHOT, there was none
- * before) or a new one to be asked for (CKF_ACTION_DEACTIVATE_AND_SNAPSHOT), which may come under
- * this lease.
- */
 
-/** Writes a whole snapshot and makes the lane ready: CKF_LANE_SNAPSHOT_INSTALLED, deltas from
- * `sequence` on may follow. Ignored: a foreign lease; ready, and `sequence` is not new.
+/** Writes a whole snapshot and makes the lane ready: CKF_LANE_SNAPSHOT_INSTALLED, the delta with
+ * base `sequence` may follow. Ignored: a foreign lease; ready, and `sequence` is not new.
  * Deactivated: CKF_FAULT_WRONG_IDENTITY, CKF_FAULT_SNAPSHOT_BUCKET_COUNT,
- * CKF_FAULT_SNAPSHOT_WHILE_READY (a new one, to a lane that was ready: to refresh one, assign it
- * again with a higher epoch first). */
+ * CKF_FAULT_SNAPSHOT_WHILE_READY (a new one, to a lane that was ready). */
 CKF_API CKF_MUST_USE ckf_lane_outcome ckf_lane_install(ckf_lane *lane, const ckf_identity *identity,
                                                        const ckf_lease *lease, uint64_t sequence,
                                                        const uint64_t *words, size_t word_count);
 /** The first half of ckf_lane_install, with the same outcomes: everything but readiness.
  * CKF_LANE_SNAPSHOT_INSTALLED says that ckf_lane_activate may follow, at a moment the caller has
- * chosen. */
+ * chosen; until then a lane is as one without a snapshot. */
 CKF_API CKF_MUST_USE ckf_lane_outcome ckf_lane_stage(ckf_lane *lane, const ckf_identity *identity,
                                                      const ckf_lease *lease, uint64_t sequence,
                                                      const uint64_t *words, size_t word_count);
-/** The second half; only right after a staged snapshot. */
+/** The second half; only after CKF_LANE_SNAPSHOT_INSTALLED, with no other call for this lane in
+ * between: it is not checked. */
 CKF_API void ckf_lane_activate(ckf_lane *lane);
 /** Applies the next delta, CKF_LANE_DELTA_APPLIED; every check precedes the first write. Ignored: a
  * foreign lease; a sequence that is here. CKF_LANE_AWAITING_SNAPSHOT: not ready, drop it, the
- * snapshot comes. Deactivated: CKF_FAULT_WRONG_IDENTITY, CKF_FAULT_BASE_MISMATCH,
- * CKF_FAULT_NON_CONTIGUOUS, CKF_FAULT_EMPTY_DELTA, CKF_FAULT_IMAGE_INDEX,
+ * snapshot comes. Deactivated: CKF_FAULT_WRONG_IDENTITY (also while not ready),
+ * CKF_FAULT_BASE_MISMATCH, CKF_FAULT_NON_CONTIGUOUS, CKF_FAULT_EMPTY_DELTA, CKF_FAULT_IMAGE_INDEX,
  * CKF_FAULT_DUPLICATE_IMAGE. */
 CKF_API CKF_MUST_USE ckf_lane_outcome ckf_lane_apply_delta(ckf_lane *lane,
                                                            const ckf_identity *identity,
@@ -1074,7 +1100,7 @@ CKF_API CKF_MUST_USE ckf_lane_outcome ckf_lane_drain(ckf_lane *lane, const ckf_l
 /** What the writer believes; ckf_table_ready is what readers see. They differ after
  * ckf_table_withdraw, until a new assignment and its snapshot. */
 CKF_API bool ckf_lane_ready(const ckf_lane *lane);
-/** Sequence of the last snapshot or delta; 0 after an assignment or retirement. */
+/** Sequence of the last snapshot or delta; kept by a fault, 0 after an assignment or retirement. */
 CKF_API uint64_t ckf_lane_installed(const ckf_lane *lane);
 /** The protocol's names of an outcome, a fault and an action. */
 CKF_API const char *ckf_lane_result_name(enum ckf_lane_result result);
@@ -1091,9 +1117,9 @@ CKF_API const char *ckf_lane_action_name(enum ckf_lane_action action);
 /** Starts a query over a prompt of `len` blocks. `keys` has room for `len` sequence hashes, of
  * which the first `known` are there already, from an earlier turn of a conversation or from
  * elsewhere; the rest is hashed from `locals` (NULL when known is len) when a search wants it. Both
- * are lent until the query is done with. Nothing checks that known hashes belong to this prompt:
- * after an edit of its text, or with another seed, only those before the first block that changed
- * do. */
+ * are lent until the query is done with. Nobody can tell that kept hashes are those of another
+ * prompt, and the depths are then that one's: after an edit cut `known` to the blocks whose windows
+ * lie before the first token that differs; for another seed (LoRA, namespace) start at 0. */
 CKF_API void ckf_query_init(ckf_query *query, const uint64_t *locals, size_t len, uint64_t *keys,
                             size_t known);
 /** The same before the local hashes are there: `make` writes into `locals` (room for `len`) those

@@ -216,6 +216,118 @@ Test(ckf_lane, the_largest_sequence_ends_a_lane) {
                CKF_LANE_IGNORED_STALE);
 }
 
+/* ---- what the owner of a lane does next, as the comments of ckf.h say it ---- */
+
+static ckf_lane_outcome install(ckf_lane *lane, const ckf_identity *identity,
+                                const ckf_lease *lease, uint64_t sequence) {
+  static uint64_t words[BUCKETS];
+  words[0] = sequence;
+  return ckf_lane_install(lane, identity, lease, sequence, words, BUCKETS);
+}
+
+Test(ckf_lane, a_ready_lane_is_refreshed_by_a_new_assignment) {
+  ckf_identity identity;
+  ckf_lease lease, old;
+  const ckf_image image = {0, 1};
+  ckf_lane lane = a_lane(&identity, &lease);
+  cr_assert_eq(ckf_lane_assign(&lane, &identity, &lease), CKF_OK);
+  cr_assert_eq(install(&lane, &identity, &lease, 7).result, CKF_LANE_SNAPSHOT_INSTALLED);
+  old = lease;
+  lease.assignment_epoch++;
+  cr_assert_eq(ckf_lane_assign(&lane, &identity, &lease), CKF_OK);
+  cr_assert_eq(ckf_table_ready(&table), 0);
+  cr_assert_eq(ckf_lane_apply_delta(&lane, &identity, &old, 7, 8, &image, 1).result,
+               CKF_LANE_IGNORED_FOREIGN_LEASE, "what the old stream still brings");
+  cr_assert_eq(install(&lane, &identity, &lease, 7).result, CKF_LANE_SNAPSHOT_INSTALLED);
+  cr_assert_eq(ckf_table_ready(&table), 1u << 3);
+}
+
+Test(ckf_lane, a_snapshot_for_a_ready_lane_is_taken_at_the_second_time) {
+  ckf_identity identity;
+  ckf_lease lease;
+  ckf_lane lane = a_lane(&identity, &lease);
+  cr_assert_eq(ckf_lane_assign(&lane, &identity, &lease), CKF_OK);
+  cr_assert_eq(install(&lane, &identity, &lease, 7).result, CKF_LANE_SNAPSHOT_INSTALLED);
+  cr_assert_eq(install(&lane, &identity, &lease, 7).result, CKF_LANE_IGNORED_STALE);
+  const ckf_lane_outcome out = install(&lane, &identity, &lease, 9);
+  cr_assert_eq(out.fault, CKF_FAULT_SNAPSHOT_WHILE_READY);
+  cr_assert_eq(out.action, CKF_ACTION_DEACTIVATE_AND_SNAPSHOT);
+  cr_assert_eq(ckf_table_ready(&table), 0);
+  cr_assert_eq(ckf_table_word(&table, 3, 0), 7, "nothing was written");
+  cr_assert_eq(install(&lane, &identity, &lease, 9).result, CKF_LANE_SNAPSHOT_INSTALLED);
+  cr_assert_eq(ckf_table_word(&table, 3, 0), 9);
+}
+
+Test(ckf_lane, after_a_lost_delta_any_snapshot_under_the_same_lease_goes_on) {
+  ckf_identity identity;
+  ckf_lease lease;
+  const ckf_image image = {0, 1};
+  ckf_lane lane = a_lane(&identity, &lease);
+  cr_assert_eq(ckf_lane_assign(&lane, &identity, &lease), CKF_OK);
+  cr_assert_eq(install(&lane, &identity, &lease, 7).result, CKF_LANE_SNAPSHOT_INSTALLED);
+  ckf_lane_outcome out = ckf_lane_apply_delta(&lane, &identity, &lease, 8, 9, &image, 1);
+  cr_assert_eq(out.fault, CKF_FAULT_BASE_MISMATCH);
+  cr_assert_eq(out.action, CKF_ACTION_DEACTIVATE_AND_SNAPSHOT);
+  cr_assert_eq(ckf_lane_installed(&lane), 7);
+  out = ckf_lane_apply_delta(&lane, &identity, &lease, 9, 10, &image, 1);
+  cr_assert_eq(out.result, CKF_LANE_AWAITING_SNAPSHOT);
+  cr_assert_eq(install(&lane, &identity, &lease, 6).result, CKF_LANE_SNAPSHOT_INSTALLED, "older");
+  cr_assert_eq(ckf_lane_apply_delta(&lane, &identity, &lease, 6, 7, &image, 1).result,
+               CKF_LANE_DELTA_APPLIED);
+  out = ckf_lane_apply_delta(&lane, &identity, &lease, 10, 11, &image, 1);
+  cr_assert_eq(out.fault, CKF_FAULT_BASE_MISMATCH, "8 .. 10 were dropped");
+}
+
+Test(ckf_lane, another_identity_needs_another_assignment) {
+  ckf_identity identity, next;
+  ckf_lease lease;
+  const ckf_image image = {0, 1};
+  ckf_lane lane = a_lane(&identity, &lease);
+  next = identity;
+  next.producer_incarnation++;
+  cr_assert_eq(ckf_lane_assign(&lane, &identity, &lease), CKF_OK);
+  ckf_lane_outcome out = install(&lane, &next, &lease, 1);
+  cr_assert_eq(out.fault, CKF_FAULT_WRONG_IDENTITY);
+  cr_assert_eq(out.action, CKF_ACTION_RETRY_SNAPSHOT, "there was nothing to lose");
+  cr_assert_eq(ckf_lane_apply_delta(&lane, &next, &lease, 1, 2, &image, 1).fault,
+               CKF_FAULT_WRONG_IDENTITY, "before it is ready as well");
+  cr_assert_eq(install(&lane, &identity, &lease, 1).result, CKF_LANE_SNAPSHOT_INSTALLED);
+  out = install(&lane, &next, &lease, 1);
+  cr_assert_eq(out.action, CKF_ACTION_DEACTIVATE_AND_SNAPSHOT);
+  cr_assert_eq(install(&lane, &next, &lease, 1).fault, CKF_FAULT_WRONG_IDENTITY);
+  lease.assignment_epoch++;
+  cr_assert_eq(ckf_lane_assign(&lane, &next, &lease), CKF_OK);
+  cr_assert_eq(install(&lane, &next, &lease, 1).result, CKF_LANE_SNAPSHOT_INSTALLED);
+}
+
+Test(ckf_lane, the_writer_of_a_withdrawn_lane_does_not_know) {
+  ckf_identity identity;
+  ckf_lease lease;
+  const ckf_image image = {0, 1};
+  ckf_lane lane = a_lane(&identity, &lease);
+  cr_assert_eq(ckf_lane_assign(&lane, &identity, &lease), CKF_OK);
+  cr_assert_eq(install(&lane, &identity, &lease, 7).result, CKF_LANE_SNAPSHOT_INSTALLED);
+  ckf_table_withdraw(&table, 1u << 3);
+  cr_assert(ckf_lane_ready(&lane));
+  cr_assert_eq(ckf_lane_apply_delta(&lane, &identity, &lease, 7, 8, &image, 1).result,
+               CKF_LANE_DELTA_APPLIED);
+  cr_assert_eq(ckf_table_ready(&table), 0, "a delta does not bring the readers back");
+  cr_assert_eq(install(&lane, &identity, &lease, 9).fault, CKF_FAULT_SNAPSHOT_WHILE_READY);
+  lease.assignment_epoch++;
+  cr_assert_eq(ckf_lane_assign(&lane, &identity, &lease), CKF_OK);
+  cr_assert_eq(install(&lane, &identity, &lease, 9).result, CKF_LANE_SNAPSHOT_INSTALLED);
+  cr_assert_eq(ckf_table_ready(&table), 1u << 3);
+}
+
+Test(ckf_cbi1, a_frame_of_another_data_centre_is_decoded) {
+  const ckf_image image = {3, 4};
+  ckf_cbi1_frame view;
+  const ptrdiff_t len = ckf_cbi1_delta_encode(&format, 77, 1, 2, &image, 1, frame, sizeof frame);
+  cr_assert_gt(len, 0);
+  cr_assert_eq(ckf_cbi1_decode(&format, frame, (size_t)len, &view), CKF_OK);
+  cr_assert_eq(view.dc_id, 77, "for the caller to compare");
+}
+
 /* ---- names ---- */
 
 Test(ckf_lane, results_faults_and_actions_have_the_protocols_names) {

@@ -351,6 +351,28 @@ Test(ckf_table, a_conversation_keeps_its_hashes) {
   free(f->memory);
 }
 
+/* Hashes that were kept are believed; what an edit leaves true are those before it. */
+Test(ckf_table, an_edited_prompt_keeps_only_the_hashes_before_the_edit) {
+  static uint64_t locals[LEN], keys[LEN];
+  fleet *const f = a_fleet(0x1, 100);
+  const size_t edited = LEN / 2;
+  ckf_matches matches;
+  ckf_query query;
+  for (size_t i = 0; i < LEN; i++) {
+    locals[i] = draw(UINT64_MAX);
+    keys[i] = i ? ckf_child(keys[i - 1], locals[i]) : locals[0];
+    change(f, 0, keys[i], true);
+  }
+  locals[edited]++;
+  ckf_query_init(&query, locals, LEN, keys, LEN);
+  cr_assert_eq(ckf_table_find(&f->table, &query, &matches), CKF_OK);
+  cr_assert_eq(matches.depths[0], LEN, "of the prompt before");
+  ckf_query_init(&query, locals, LEN, keys, edited);
+  cr_assert_eq(ckf_table_find(&f->table, &query, &matches), CKF_OK);
+  cr_assert_eq(matches.depths[0], edited);
+  free(f->memory);
+}
+
 /* Right below a guess that no longer holds one position hits by chance: it is not taken for the
  * prefix. */
 Test(ckf_table, a_stale_depth_is_not_saved_by_a_collision) {
