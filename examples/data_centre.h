@@ -25,7 +25,8 @@ static inline ckf_config agreed_config(void) {
 
 typedef struct data_centre {
   uint64_t id;
-  uint64_t sequence; /* of the last frame */
+  int32_t hash_format; /* of its engines */
+  uint64_t sequence;   /* of the last frame */
   ckf_producer producer;
   void *memory;
 } data_centre;
@@ -37,28 +38,31 @@ static inline void need(bool right, const char *what) {
   }
 }
 
-static inline void data_centre_open(data_centre *dc, uint64_t id) {
+static inline void data_centre_open(data_centre *dc, uint64_t id, int32_t hash_format) {
   ckf_producer_config cfg = ckf_producer_config_default();
   cfg.filter = agreed_config();
   const size_t len = ckf_producer_mem_size(&cfg);
   dc->id = id;
+  dc->hash_format = hash_format;
   dc->sequence = 0;
   dc->memory = malloc(len);
   need(dc->memory != NULL, "no memory");
   need(ckf_producer_init(&dc->producer, &cfg, dc->memory, len) == CKF_OK, "producer");
 }
 
-/* An engine cached the blocks of a prompt from `from` on. Engines number blocks as they like; this
- * one takes the sequence hashes. */
+/* An engine cached the blocks [from, to) of a prompt, `to` being 1 at least. Engines number blocks
+ * as they like; this one takes the sequence hashes. */
 static inline void data_centre_caches(data_centre *dc, const uint32_t *tokens, size_t from,
                                       size_t to) {
   static uint64_t locals[MAX_BLOCKS], keys[MAX_BLOCKS];
   static ckf_block blocks[MAX_BLOCKS];
   const ckf_member engine = {7, 0};
+  const size_t window = (size_t)hashfmt_window_len(dc->hash_format, BLOCK_SIZE);
   size_t count = 0;
   ckf_outcome out;
-  need(hashfmt_blocks(HASHFMT_FORMAT_STANDARD, BLOCK_SIZE, hashfmt_seed(NULL, 0, NULL, 0), tokens,
-                      to * BLOCK_SIZE, locals, keys, MAX_BLOCKS, &count) == HASHFMT_OK &&
+  need(hashfmt_blocks(dc->hash_format, BLOCK_SIZE, hashfmt_seed(NULL, 0, NULL, 0), tokens,
+                      (to - 1) * BLOCK_SIZE + window, locals, keys, MAX_BLOCKS,
+                      &count) == HASHFMT_OK &&
            count == to,
        "hashes");
   for (size_t i = from; i < to; i++) {

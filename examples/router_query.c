@@ -11,7 +11,7 @@
 #define HASHFMT_IMPLEMENTATION
 #include "data_centre.h"
 
-enum { CENTRES = 3 };
+enum { CENTRES = 3, HASH_FORMAT = HASHFMT_FORMAT_STANDARD };
 
 typedef struct router {
   ckf_table table;
@@ -24,7 +24,8 @@ typedef struct router {
   bool wants_snapshot[CENTRES]; /* its data centre has to be asked for one */
 } router;
 
-/* A prompt, and what is known of it from turn to turn of a conversation. */
+/* A prompt, and what is known of it from turn to turn of a conversation. Another seed, or a token
+ * that has changed, makes another prompt of it. */
 typedef struct prompt {
   const uint32_t *tokens;
   size_t token_count;
@@ -37,10 +38,9 @@ typedef struct prompt {
 static void prompt_hashes(void *user, uint64_t *locals, size_t from, size_t to) {
   const prompt *const p = (const prompt *)user;
   size_t all;
-  const int err =
-      hashfmt_blocks(HASHFMT_FORMAT_STANDARD, BLOCK_SIZE, hashfmt_seed(NULL, 0, NULL, 0),
-                     p->tokens + from * BLOCK_SIZE, p->token_count - from * BLOCK_SIZE,
-                     locals + from, NULL, to - from, &all);
+  const int err = hashfmt_blocks(HASH_FORMAT, BLOCK_SIZE, hashfmt_seed(NULL, 0, NULL, 0),
+                                 p->tokens + from * BLOCK_SIZE, p->token_count - from * BLOCK_SIZE,
+                                 locals + from, NULL, to - from, &all);
   /* NOSPACE: there are more blocks than were asked for. All tokens that are left are handed over,
    * not only those of these blocks: with HASHFMT_FORMAT_EAGLE a block needs one token of the next.
    */
@@ -52,8 +52,9 @@ static void prompt_grows(prompt *p, const uint32_t *tokens, size_t token_count) 
   const size_t known = ckf_query_known(&p->query);
   p->tokens = tokens;
   p->token_count = token_count;
-  ckf_query_init_lazy(&p->query, p->locals, token_count / BLOCK_SIZE, p->keys, known, prompt_hashes,
-                      p);
+  ckf_query_init_lazy(&p->query, p->locals,
+                      (size_t)hashfmt_block_count(HASH_FORMAT, BLOCK_SIZE, token_count), p->keys,
+                      known, prompt_hashes, p);
 }
 
 static void router_open(router *r) {
@@ -92,9 +93,10 @@ static void router_open(router *r) {
   }
 }
 
-/* One frame from the network. A frame that is refused leaves the lane as it was. A lane that is
- * deactivated, as by a delta that does not continue what is there, is not asked any more until the
- * snapshot comes that is to be asked for. */
+/* One frame from the network. A frame that is refused leaves the lane as it was; the delta that it
+ * may have been is missed by the next one. A lane that is deactivated, as by a delta that does not
+ * continue what is there, is not asked any more until the snapshot comes that is to be asked for;
+ * deltas until then are for nothing. */
 static void router_receives(void *user, unsigned lane, const uint8_t *frame, size_t len) {
   router *const r = (router *)user;
   const ckf_identity *const identity = &r->identities[lane];
@@ -125,8 +127,10 @@ static void router_receives(void *user, unsigned lane, const uint8_t *frame, siz
   if (outcome.result == CKF_LANE_DEACTIVATED)
     printf(": %s, %s", ckf_lane_fault_name(outcome.fault), ckf_lane_action_name(outcome.action));
   printf("\n");
-  r->wants_snapshot[lane] = outcome.action == CKF_ACTION_DEACTIVATE_AND_SNAPSHOT ||
-                            outcome.action == CKF_ACTION_RETRY_SNAPSHOT;
+  if (outcome.result == CKF_LANE_DEACTIVATED)
+    r->wants_snapshot[lane] = true; /* whichever of the two actions it is */
+  else if (outcome.result == CKF_LANE_SNAPSHOT_INSTALLED)
+    r->wants_snapshot[lane] = false;
 }
 
 /* What the network does now and then. */
@@ -146,11 +150,13 @@ static void show(const char *what, const prompt *p) {
       continue;
     }
     printf(" %u", (unsigned)m->depths[i]);
-    if (best == CENTRES || m->depths[i] > m->depths[best])
+    if (m->depths[i] > (best < CENTRES ? m->depths[best] : 0))
       best = i;
   }
   if (best < CENTRES)
     printf(" -> lane %u", best);
+  else
+    printf(" -> any");
   printf("; %zu blocks hashed\n", ckf_query_known(&p->query));
 }
 
@@ -166,7 +172,7 @@ int main(void) {
   }
   router_open(&r);
   for (unsigned i = 0; i < CENTRES; i++)
-    data_centre_open(&centres[i], 100 + i);
+    data_centre_open(&centres[i], 100 + i, HASH_FORMAT);
   data_centre_caches(&centres[0], tokens, 0, 40);
   data_centre_caches(&centres[1], tokens, 0, 300);
   data_centre_sends_snapshot(&centres[0], router_receives, &r, 0);
@@ -188,7 +194,9 @@ int main(void) {
    * the next one does not fit and the lane is unknown until its snapshot comes. */
   data_centre_caches(&centres[1], tokens, 300, 400);
   data_centre_sends_delta(&centres[1], router_loses, &r, 1);
-  data_centre_caches(&centres[1], tokens, 400, 450);
+  data_centre_caches(&centres[1], tokens, 400, 430);
+  data_centre_sends_delta(&centres[1], router_receives, &r, 1);
+  data_centre_caches(&centres[1], tokens, 430, 450);
   data_centre_sends_delta(&centres[1], router_receives, &r, 1);
   prompt_grows(&talk, tokens, 500 * BLOCK_SIZE);
   need(ckf_table_find_again(&r.table, &talk.query, &talk.matches) == CKF_OK, "no lane is ready");

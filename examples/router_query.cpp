@@ -2,7 +2,8 @@
 
 /*
  * The same router in C++11: the C objects are members, their memory belongs to vectors, and what
- * may be asked from any thread is const.
+ * may be asked from any thread is const. Its engines speculate with EAGLE: a block is known by its
+ * tokens and the one behind them.
  *
  *   c++ -I.. router_query.cpp && ./a.out
  */
@@ -26,25 +27,46 @@ void check(int err, const char *what) {
     throw std::runtime_error(std::string(what) + ": " + ckf_strerror(err));
 }
 
+const int32_t HASH_FORMAT = HASHFMT_FORMAT_EAGLE;
+
 /* A prompt and what is known of it, kept from turn to turn of a conversation. */
 class Prompt {
 public:
-  /* The tokens of the turn before and those behind them, the only ones that are hashed. */
+  Prompt() = default;
+  Prompt(const Prompt &) = delete; /* its query points at it */
+  Prompt &operator=(const Prompt &) = delete;
+
+  /* The tokens of the turn before and those behind them, lent until the next turn. */
   void set(const std::vector<uint32_t> &tokens) {
-    size_t fresh = 0;
-    const size_t known = ckf_query_known(&query_), old = locals_.size();
-    locals_.resize(tokens.size() / BLOCK_SIZE);
+    const size_t known = ckf_query_known(&query_);
+    tokens_ = &tokens;
+    locals_.resize(
+        static_cast<size_t>(hashfmt_block_count(HASH_FORMAT, BLOCK_SIZE, tokens.size())));
     keys_.resize(locals_.size());
-    if (hashfmt_blocks(HASHFMT_FORMAT_STANDARD, BLOCK_SIZE, hashfmt_seed(nullptr, 0, nullptr, 0),
-                       tokens.data() + old * BLOCK_SIZE, tokens.size() - old * BLOCK_SIZE,
-                       locals_.data() + old, nullptr, locals_.size() - old, &fresh) != HASHFMT_OK)
-      throw std::runtime_error("hashes");
-    ckf_query_init(&query_, locals_.data(), old + fresh, keys_.data(), known);
+    ckf_query_init_lazy(&query_, locals_.data(), locals_.size(), keys_.data(), known, hash, this);
   }
+  size_t blocks() const { return locals_.size(); }
   ckf_query *query() { return &query_; }
   ckf_matches *matches() { return &matches_; }
+  std::string answer(unsigned lane) const { /* unknown is not 0 */
+    return matches_.lanes >> lane & 1 ? std::to_string(matches_.depths[lane]) : "unknown";
+  }
 
 private:
+  /* Hashes what a search asks for. All tokens that are left are handed over, because the last block
+   * needs one of the next; NOSPACE says that more blocks could have been hashed. */
+  static void hash(void *user, uint64_t *locals, size_t from, size_t to) {
+    const std::vector<uint32_t> &tokens = *static_cast<const Prompt *>(user)->tokens_;
+    size_t all = 0;
+    const int err =
+        hashfmt_blocks(HASH_FORMAT, BLOCK_SIZE, hashfmt_seed(nullptr, 0, nullptr, 0),
+                       tokens.data() + from * BLOCK_SIZE, tokens.size() - from * BLOCK_SIZE,
+                       locals + from, nullptr, to - from, &all);
+    /* No exception: it would have to pass through C. */
+    need(err == HASHFMT_OK || err == HASHFMT_ERR_NOSPACE, "hashes");
+  }
+
+  const std::vector<uint32_t> *tokens_ = nullptr;
   std::vector<uint64_t> locals_, keys_;
   ckf_query query_ = ckf_query();
   ckf_matches matches_ = ckf_matches();
@@ -86,16 +108,19 @@ public:
   Router(const Router &) = delete; /* lanes point into the table */
   Router &operator=(const Router &) = delete;
 
-  /* From the one thread that reads this data centre's stream. */
+  /* From the one thread that reads this data centre's stream. What is refused changes nothing; a
+   * delta that does not fit ends the readiness of its lane. */
   void receive(unsigned number, const uint8_t *frame, size_t len) {
     Lane &lane = lanes_.at(number);
     ckf_cbi1_frame view = ckf_cbi1_frame();
     uint64_t sequence = 0;
     ckf_lane_outcome outcome;
-    check(ckf_cbi1_decode(&lane.identity.format, frame, len, &view), "frame");
+    if (ckf_cbi1_decode(&lane.identity.format, frame, len, &view) != CKF_OK ||
+        view.dc_id != lane.identity.pool.dc_id)
+      return;
     if (view.kind == CKF_CBI1_SNAPSHOT) {
       if (ckf_assembly_absorb(&lane.assembly, &view, &sequence) != 1)
-        return;
+        return; /* more chunks to come */
       outcome = ckf_lane_install(&lane.writer, &lane.identity, &lane.lease, sequence,
                                  lane.words.data(), lane.words.size());
     } else {
@@ -107,6 +132,9 @@ public:
     }
     std::cout << "lane " << number << ": " << ckf_lane_result_name(outcome.result) << '\n';
   }
+
+  /* Without it, its data centre has to be asked for a snapshot: readers do not see the lane. */
+  bool ready(unsigned number) const { return ckf_lane_ready(&lanes_.at(number).writer); }
 
   /* From any thread, also while frames come in. */
   void ask(Prompt *prompt) const {
@@ -131,6 +159,10 @@ void receive(void *router, unsigned lane, const uint8_t *frame, size_t len) {
   static_cast<Router *>(router)->receive(lane, frame, len);
 }
 
+void lose(void *, unsigned lane, const uint8_t *, size_t) {
+  std::cout << "lane " << lane << ": a delta is lost\n";
+}
+
 } // namespace
 
 int main() try {
@@ -143,20 +175,20 @@ int main() try {
   Prompt prompt;
   data_centre centres[2];
   for (unsigned i = 0; i < 2; i++) {
-    data_centre_open(&centres[i], 100 + i);
+    data_centre_open(&centres[i], 100 + i, HASH_FORMAT);
     data_centre_caches(&centres[i], tokens.data(), 0, i ? 300 : 40);
     data_centre_sends_snapshot(&centres[i], receive, &router, i);
   }
   for (size_t turn = 0; turn < 3; turn++) {
     prompt.set(tokens);
     router.ask(&prompt);
-    const uint32_t *const depths = prompt.matches()->depths;
-    const size_t blocks = tokens.size() / BLOCK_SIZE;
-    std::cout << "turn " << turn << ": " << depths[0] << " and " << depths[1] << " of " << blocks
-              << " blocks\n";
+    std::cout << "turn " << turn << ": " << prompt.answer(0) << " and " << prompt.answer(1)
+              << " of " << prompt.blocks() << " blocks\n";
     /* It runs there, and goes on. */
-    data_centre_caches(&centres[1], tokens.data(), depths[1], blocks);
-    data_centre_sends_delta(&centres[1], receive, &router, 1);
+    data_centre_caches(&centres[1], tokens.data(), prompt.matches()->depths[1], prompt.blocks());
+    data_centre_sends_delta(&centres[1], turn == 0 ? lose : receive, &router, 1);
+    if (!router.ready(1))
+      data_centre_sends_snapshot(&centres[1], receive, &router, 1);
     std::generate_n(std::back_inserter(tokens), 20 * BLOCK_SIZE, word);
   }
   for (data_centre &centre : centres)
