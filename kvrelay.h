@@ -5821,8 +5821,8 @@ KVRELAY_API void kvrelay_source_load(kvrelay_source *s, bool holds_blocks, uint6
 }
 
 KVRELAY_API int kvrelay_source_state(const kvrelay_source *s) {
-  return s->silent_      ? KVRELAY_SOURCE_SILENT
-         : s->replaying_ ? KVRELAY_SOURCE_REPLAY
+  return s->replaying_   ? KVRELAY_SOURCE_REPLAY
+         : s->silent_    ? KVRELAY_SOURCE_SILENT
          : s->connected_ ? KVRELAY_SOURCE_LIVE
                          : KVRELAY_SOURCE_CONNECTING;
 }

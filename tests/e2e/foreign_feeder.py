@@ -10,7 +10,7 @@ import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from support.daemon import Daemon, check, finish, kvrelay, pool_yaml  # noqa: E402
-from support.engine import CLEARED, Engine, removed, stored  # noqa: E402
+from support.engine import CLEARED, Engine, ReplayEngine, removed, stored  # noqa: E402
 from support.reading import Replica, prompt, recording, sequence_hashes, trace_frames  # noqa: E402
 
 import grpc  # noqa: E402
@@ -157,6 +157,101 @@ def engine_that_stays_away():
         watcher.close()
 
 
+def blocks(n):
+    """Tokens of the first n blocks of one long prompt."""
+    return list(range(1000, 1000 + n * BLOCK))
+
+
+def store(n):
+    """Block n of that prompt."""
+    return [stored([100 + n], blocks(n + 1)[-BLOCK:], BLOCK, parent=99 + n if n else None)]
+
+
+def lost_batches(topics):
+    """Batches that never arrive live are asked for again, whatever happens to the answers, and nothing is cleared."""
+    form = "three frames" if topics else "two frames"
+    engine = ReplayEngine(topics=topics)
+    for n in range(3):
+        engine.send(store(n))
+    source = ["type: engine", f"endpoint: {engine.endpoint}", f"replay: {engine.replay_endpoint}", "replay_timeout_s: 1"]
+    with Daemon(pool_yaml([(7, 0, 1, source)], block_size=BLOCK)) as daemon:
+        engine.subscribed()
+        watcher = Watcher(daemon.address, "watcher")
+        check(f"{form}: batches from before the subscription come by replay", watcher.wait(lambda r: depth(r, blocks(3)) == 3), watcher.error)
+        check(f"{form}: asked from the beginning", engine.requests[:1] == [0], engine.requests)
+        engine.send(store(3))
+        check(f"{form}: then live", watcher.wait(lambda r: depth(r, blocks(4)) == 4), watcher.error)
+        asked = len(engine.requests)
+        engine.lose(store(4))
+        engine.lose(store(5))
+        engine.send(store(6))
+        check(f"{form}: a gap is closed", watcher.wait(lambda r: depth(r, blocks(7)) == 7), watcher.error)
+        check(f"{form}: asked from the first lost batch", engine.requests[asked:] == [4], engine.requests)
+        for n in range(7, 27):
+            engine.lose(store(n))
+        engine.faults = [
+            lambda replies: replies[:3] + replies[9:],  # dropped in the middle
+            lambda replies: replies[:4],  # no end
+            lambda replies: [replies[0], replies[0], replies[2], replies[1]] + replies[3:],  # twice, and out of order
+        ]
+        asked = len(engine.requests)
+        engine.send(store(27))
+        check(f"{form}: holes, a missing end and disorder are asked again", watcher.wait(lambda r: depth(r, blocks(28)) == 28), watcher.error)
+        check(f"{form}: each time from where it stood", engine.requests[asked:] == [7, 10, 14, 15], engine.requests)
+        engine.send(store(28))
+        check(f"{form}: live again", watcher.wait(lambda r: depth(r, blocks(29)) == 29), watcher.error)
+        check(f"{form}: nothing was lost", not any("reason=loss" in line or "reason=restart" in line for line in daemon.lines))
+        engine.lose(store(29))
+        engine.buffer = []
+        engine.send(store(30))
+        check(f"{form}: what the engine no longer has is a loss", watcher.wait(lambda r: r.filter().occupied() == 0), watcher.error)
+        engine.send([CLEARED] + [event for n in range(3) for event in store(n)])
+        check(f"{form}: and a clear makes it whole", watcher.wait(lambda r: depth(r, blocks(3)) == 3), watcher.error)
+        watcher.close()
+    engine.close()
+
+
+def recovered_by_overlap():
+    """After a broken connection the batch applied last tells whether the process is the same; its blocks stay if so."""
+    engine = ReplayEngine()
+    source = ["type: engine", f"endpoint: {engine.endpoint}", f"replay: {engine.replay_endpoint}", "on_loss: keep"]
+    with Daemon(pool_yaml([(7, 0, 1, source)], block_size=BLOCK)) as daemon:
+        engine.subscribed()
+        watcher = Watcher(daemon.address, "watcher")
+        for n in range(4):
+            engine.send(store(n))
+        check("blocks before the break", watcher.wait(lambda r: depth(r, blocks(4)) == 4), watcher.error)
+        engine.socket.unbind(engine.endpoint)
+        engine.socket.close()
+        daemon.wait_for("event=source_disconnected")
+        again = Engine(engine.endpoint)
+        engine.socket, again.socket = again.socket, engine.socket
+        engine.subscribed()
+        check("a reconnect asks for the batch applied last", wait_until(lambda: 3 in engine.requests), engine.requests)
+        engine.send(store(4))
+        check("the same process goes on", watcher.wait(lambda r: depth(r, blocks(5)) == 5), watcher.error)
+        check("without a restart", not any("reason=restart" in line for line in daemon.lines))
+        endpoint, replay_endpoint = engine.endpoint, engine.replay_endpoint
+        engine.close()
+        again.context.destroy(0)
+        engine = ReplayEngine(endpoint, replay_endpoint)
+        for n in range(40, 50):
+            engine.send([stored([n], list(range(n * BLOCK, (n + 1) * BLOCK)), BLOCK)])
+        engine.subscribed()
+        check("another process's blocks come by replay", watcher.wait(lambda r: r.filter().occupied() == 10), watcher.error)
+        check("and the former's are gone", depth(watcher.replica, blocks(5)) == 0)
+        daemon.wait_for("reason=restart")
+        watcher.close()
+    engine.close()
+
+
+def wait_until(good, timeout_s=20):
+    deadline = time.monotonic() + timeout_s
+    while not good() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return good()
+
+
 def replay_recording(name):
     """A recorded stream over a real socket ends in the expected state."""
     data = recording(name)
@@ -189,6 +284,9 @@ def main():
     follow_events()
     restarted_engine()
     engine_that_stays_away()
+    lost_batches(topics=True)
+    lost_batches(topics=False)
+    recovered_by_overlap()
     for name in ("vllm0.32.0_plain", "vllm0.23.0_plain", "vllm0.32.0_evict", "vllm0.32.0_reset", "vllm0.32.0_lora", "vllm0.32.0_salt"):
         replay_recording(name)
     finish()

@@ -100,6 +100,8 @@ def configuration():
         "a source without a port": (engine.replace(":5557", ""), ["events/endpoint", "tcp://host:port"]),
         "a source at any port": (engine.replace(":5557", ":*"), ["events/endpoint", "tcp://host:port"]),
         "a rank beyond the last port": (engine.replace(":5557", ":65533"), ["events/endpoint", "rank 3", "65535"]),
+        "a replay of nothing": (engine.replace("type: engine", "type: engine\n          replay: tcp://10.0.0.1"), ["events/replay", "tcp://host:port"]),
+        "a hold of nothing": (engine.replace("type: engine", "type: engine\n          hold_batches: 0"), ["events/hold_batches", "1 to"]),
         "a memory of nothing": (engine.replace("type: engine", "type: engine\n          partial_memory: 0"), ["events/partial_memory", "1 to"]),
         "a list instead of a mapping": ("version: 1\nrelay: [a]\n", ["relay", "mapping"]),
         "a missing key": ("version: 1\nrelay:\n  bind: 127.0.0.1:0\n", ["'dc' is missing"]),

@@ -10,7 +10,7 @@
 #include <unistd.h>
 #include <zmq.h>
 
-#include "zmq/zmq_sub.h"
+#include "zmq/zmq_replay.h"
 
 #define PATIENCE_S 20 /* only a failing test waits that long */
 #define LOG_CAP 20000
@@ -440,4 +440,149 @@ Test(zmq_sub, refuses_what_cannot_work) {
   b.cfg.max_batches = 1;
   b.cfg.reconnect_min_ms = b.cfg.reconnect_max_ms + 1;
   cr_assert_eq(kvrelay_zmq_sub_open(&b.cfg, &b.seen.listener, &sub), KVRELAY_TRANSPORT_ERR_ARG);
+}
+
+/* ---- the replay socket ---- */
+
+static kvrelay_zmq_replay *replay;
+
+static void setup_replay(void) {
+  setup();
+  size_t len = sizeof b.endpoint;
+  int zero = 0;
+  b.pub = zmq_socket(b.context, ZMQ_ROUTER); /* the engine's */
+  zmq_setsockopt(b.pub, ZMQ_LINGER, &zero, sizeof zero);
+  cr_assert_eq(zmq_bind(b.pub, "tcp://127.0.0.1:*"), 0);
+  cr_assert_eq(zmq_getsockopt(b.pub, ZMQ_LAST_ENDPOINT, b.endpoint, &len), 0);
+  kvrelay_zmq_replay_config cfg = kvrelay_zmq_replay_config_default();
+  cfg.context = b.context;
+  cfg.base = b.base;
+  cfg.endpoint = b.endpoint;
+  cfg.max_payload_bytes = 100;
+  cr_assert_eq(kvrelay_zmq_replay_open(&cfg, &b.seen.listener, &replay), KVRELAY_TRANSPORT_OK);
+}
+
+static void teardown_replay(void) {
+  kvrelay_zmq_replay_close(replay);
+  teardown();
+}
+
+TestSuite(zmq_replay, .init = setup_replay, .fini = teardown_replay, .timeout = 60);
+
+/* Takes a request as the engines do: identity, an empty frame, eight bytes. */
+static size_t request(uint8_t identity[64], uint64_t *first) {
+  int patience_ms = PATIENCE_S * 1000;
+  zmq_setsockopt(b.pub, ZMQ_RCVTIMEO, &patience_ms, sizeof patience_ms);
+  uint8_t bytes[16];
+  int len = zmq_recv(b.pub, identity, 64, 0);
+  cr_assert_gt(len, 0);
+  cr_assert_eq(zmq_recv(b.pub, bytes, sizeof bytes, 0), 0);
+  cr_assert_eq(zmq_recv(b.pub, bytes, sizeof bytes, 0), 8);
+  int more;
+  size_t more_len = sizeof more;
+  cr_assert_eq(zmq_getsockopt(b.pub, ZMQ_RCVMORE, &more, &more_len), 0);
+  cr_assert_not(more);
+  *first = 0;
+  for (int i = 0; i < 8; i++)
+    *first = *first << 8 | bytes[i];
+  return (size_t)len;
+}
+
+static void answer(const uint8_t *identity, size_t identity_len, size_t empty, uint64_t sequence,
+                   const char *payload) {
+  uint8_t number[8];
+  for (int i = 0; i < 8; i++)
+    number[i] = (uint8_t)(sequence >> (56 - 8 * i));
+  const void *frames[8] = {identity};
+  size_t lens[8] = {identity_len}, count = 1;
+  for (; empty != 0; empty--) {
+    frames[count] = "";
+    lens[count++] = 0;
+  }
+  frames[count] = number;
+  lens[count++] = 8;
+  frames[count] = payload;
+  lens[count++] = strlen(payload);
+  send_frames(count, frames, lens);
+}
+
+Test(zmq_replay, asks_as_engines_expect_and_reads_either_form) {
+  uint8_t identity[64];
+  uint64_t first;
+  cr_assert_eq(kvrelay_zmq_replay_ask(replay, UINT64_C(0x0102030405060708)), KVRELAY_TRANSPORT_OK);
+  size_t len = request(identity, &first);
+  cr_assert_eq(first, UINT64_C(0x0102030405060708));
+  for (size_t empty = 0; empty < 3; empty++) /* no empty frame, one, and one with a topic */
+    answer(identity, len, empty, 5 + empty, "payload");
+  answer(identity, len, 3, 9, "a frame too many");
+  answer(identity, len, 1, UINT64_MAX, "");
+  WAIT_FOR(b.seen.messages == 4);
+  cr_assert_eq(b.seen.sequence[0], 5);
+  cr_assert_eq(b.seen.sequence[1], 6);
+  cr_assert_eq(b.seen.sequence[2], 7);
+  cr_assert_eq(b.seen.sequence[3], UINT64_MAX);
+  cr_assert_eq(b.seen.payload_len, 0);
+  cr_assert_eq(b.seen.bad_frames, 1);
+  char large[102] = {0};
+  memset(large, 'x', 101);
+  answer(identity, len, 1, 11, large);
+  WAIT_FOR(b.seen.too_large == 1);
+  cr_assert_eq(b.seen.lost_sequence, 11);
+}
+
+Test(zmq_replay, a_request_anew_hears_nothing_of_the_former) {
+  uint8_t former[64], identity[64];
+  uint64_t first;
+  cr_assert_eq(kvrelay_zmq_replay_ask(replay, 1), KVRELAY_TRANSPORT_OK);
+  size_t former_len = request(former, &first);
+  answer(former, former_len, 1, 1, "payload");
+  WAIT_FOR(b.seen.messages == 1);
+  cr_assert_eq(kvrelay_zmq_replay_ask(replay, 2), KVRELAY_TRANSPORT_OK);
+  size_t len = request(identity, &first);
+  cr_assert_eq(first, 2);
+  cr_assert(len != former_len || memcmp(identity, former, len) != 0);
+  answer(former, former_len, 1, 7, "payload");
+  answer(identity, len, 1, 2, "payload");
+  WAIT_FOR(b.seen.messages == 2);
+  cr_assert_eq(b.seen.sequence[1], 2);
+  kvrelay_zmq_replay_stop(replay);
+  kvrelay_zmq_replay_stop(replay);
+  answer(identity, len, 1, 3, "payload");
+  for (int i = 0; i < 10; i++)
+    turn();
+  cr_assert_eq(b.seen.messages, 2);
+}
+
+Test(zmq_replay, long_answers_share_the_loop_and_nothing_of_them_is_dropped) {
+  uint8_t identity[64];
+  uint64_t first;
+  int zero = 0;
+  zmq_setsockopt(b.pub, ZMQ_SNDHWM, &zero, sizeof zero);
+  cr_assert_eq(zmq_unbind(b.pub, b.endpoint), 0);
+  for (int i = 0; zmq_bind(b.pub, b.endpoint) != 0; i++) {
+    cr_assert_lt(i, 200, "%s", strerror(errno));
+    usleep(10000);
+  }
+  cr_assert_eq(kvrelay_zmq_replay_ask(replay, 0), KVRELAY_TRANSPORT_OK);
+  size_t len = request(identity, &first);
+  for (uint64_t i = 0; i < 10000; i++)
+    answer(identity, len, 1, i, "payload");
+  WAIT_FOR(b.seen.messages == 10000);
+  for (uint64_t i = 0; i < 10000; i++)
+    cr_assert_eq(b.seen.sequence[i], i);
+  cr_assert_leq(b.seen.worst_turn, kvrelay_zmq_replay_config_default().max_batches);
+}
+
+Test(zmq_replay, refuses_what_cannot_work) {
+  kvrelay_zmq_replay *r = NULL;
+  kvrelay_zmq_replay_config cfg = kvrelay_zmq_replay_config_default();
+  cr_assert_eq(kvrelay_zmq_replay_open(&cfg, &b.seen.listener, &r), KVRELAY_TRANSPORT_ERR_ARG);
+  cfg.context = b.context;
+  cfg.base = b.base;
+  cfg.endpoint = "nonsense://x";
+  cr_assert_eq(kvrelay_zmq_replay_open(&cfg, &b.seen.listener, &r), KVRELAY_TRANSPORT_OK);
+  cr_assert_eq(kvrelay_zmq_replay_ask(r, 0), KVRELAY_TRANSPORT_ERR_ADDRESS);
+  kvrelay_zmq_replay_close(r);
+  cfg.max_batches = 0;
+  cr_assert_eq(kvrelay_zmq_replay_open(&cfg, &b.seen.listener, &r), KVRELAY_TRANSPORT_ERR_ARG);
 }

@@ -49,6 +49,7 @@ static const cyaml_schema_field_t events_fields[] = {
                      CYAML_ARRAY_LEN(event_types)),
     TEXT("endpoint", config_events, endpoint),
     CYAML_FIELD_BOOL("bind", CYAML_FLAG_OPTIONAL, config_events, bind),
+    TEXT("replay", config_events, replay),
     TEXT("topic", config_events, topic),
     TEXT("file", config_events, file),
     CYAML_FIELD_UINT_PTR("rank_port_step", CYAML_FLAG_POINTER | CYAML_FLAG_OPTIONAL, config_events,
@@ -73,6 +74,14 @@ static const cyaml_schema_field_t events_fields[] = {
                          partial_memory_given),
     CYAML_FIELD_UINT_PTR("disconnect_keep_s", CYAML_FLAG_POINTER | CYAML_FLAG_OPTIONAL,
                          config_events, disconnect_keep_s_given),
+    CYAML_FIELD_UINT_PTR("replay_timeout_s", CYAML_FLAG_POINTER | CYAML_FLAG_OPTIONAL,
+                         config_events, replay_timeout_s_given),
+    CYAML_FIELD_UINT_PTR("recovery_interval_s", CYAML_FLAG_POINTER | CYAML_FLAG_OPTIONAL,
+                         config_events, recovery_interval_s_given),
+    CYAML_FIELD_UINT_PTR("hold_batches", CYAML_FLAG_POINTER | CYAML_FLAG_OPTIONAL, config_events,
+                         hold_batches_given),
+    CYAML_FIELD_UINT_PTR("hold_bytes", CYAML_FLAG_POINTER | CYAML_FLAG_OPTIONAL, config_events,
+                         hold_bytes_given),
     CYAML_FIELD_END};
 
 static const cyaml_schema_field_t worker_fields[] = {
@@ -177,6 +186,7 @@ static cyaml_config_t cyaml_settings(complaint *c) {
 /* ---- rules: each reports the place, the key and what would be accepted ---- */
 
 #define PATH_CAP 256
+#define SECOND_NS ((uint64_t)1000000000)
 
 /* A path for a message; a longer one is cut. */
 static const char *place(char out[PATH_CAP], const char *format, ...)
@@ -237,17 +247,17 @@ static bool source_address_valid(const char *address, unsigned long *port) {
   return colon[1] >= '0' && colon[1] <= '9' && *end == 0 && *port >= 1 && *port <= 65535;
 }
 
-static void check_source_address(yaml_doc *doc, const config_worker *w, const char *path) {
-  const config_events *ev = &w->events;
+static void check_source_address(yaml_doc *doc, const config_worker *w, const char *address,
+                                 const char *key, const char *path) {
   char at[PATH_CAP];
   unsigned long port;
-  if (ev->endpoint == NULL)
+  if (address == NULL)
     return;
-  if (!source_address_valid(ev->endpoint, &port))
-    yaml_doc_error(doc, place(at, "%s/events/endpoint", path),
+  if (!source_address_valid(address, &port))
+    yaml_doc_error(doc, place(at, "%s/events/%s", path, key),
                    "must be tcp://host:port, ipc://path or inproc://name");
-  else if (port + (uint64_t)(w->ranks - 1) * ev->rank_port_step > 65535 && port != 0)
-    yaml_doc_error(doc, place(at, "%s/events/endpoint", path),
+  else if (port + (uint64_t)(w->ranks - 1) * w->events.rank_port_step > 65535 && port != 0)
+    yaml_doc_error(doc, place(at, "%s/events/%s", path, key),
                    "the port of rank %" PRIu32 " is beyond 65535", w->rank_start + w->ranks - 1);
 }
 
@@ -287,6 +297,28 @@ static config_map_entry *read_map(yaml_doc *doc, const char *path, unsigned *cou
   return map;
 }
 
+/* Limits of what waits behind a gap. */
+static void check_replay(yaml_doc *doc, config_events *ev, const char *path) {
+  const kvrelay_source_config standard = kvrelay_source_config_default();
+  char at[PATH_CAP];
+  ev->replay_timeout_s = ev->replay_timeout_s_given == NULL ? standard.replay_timeout_ns / SECOND_NS
+                                                            : *ev->replay_timeout_s_given;
+  ev->recovery_interval_s = ev->recovery_interval_s_given == NULL
+                                ? standard.recovery_interval_ns / SECOND_NS
+                                : *ev->recovery_interval_s_given;
+  ev->hold_batches =
+      ev->hold_batches_given == NULL ? standard.hold_batches : *ev->hold_batches_given;
+  ev->hold_bytes = ev->hold_bytes_given == NULL ? standard.hold_bytes : *ev->hold_bytes_given;
+  if (ev->replay_timeout_s < 1 || ev->replay_timeout_s > 3600)
+    yaml_doc_error(doc, place(at, "%s/replay_timeout_s", path), "must be 1 to 3600");
+  if (ev->recovery_interval_s < 1 || ev->recovery_interval_s > 86400)
+    yaml_doc_error(doc, place(at, "%s/recovery_interval_s", path), "must be 1 to 86400");
+  if (ev->hold_batches < 1 || ev->hold_batches > 1u << 20)
+    yaml_doc_error(doc, place(at, "%s/hold_batches", path), "must be 1 to 1048576");
+  if (ev->hold_bytes < 1024 || ev->hold_bytes > 1u << 30)
+    yaml_doc_error(doc, place(at, "%s/hold_bytes", path), "must be 1024 to 1073741824");
+}
+
 static void check_events(yaml_doc *doc, config_events *ev, const char *path) {
   char at[PATH_CAP];
   bool engine = ev->type == CONFIG_EVENTS_ENGINE, trace = ev->type == CONFIG_EVENTS_TRACE;
@@ -294,6 +326,8 @@ static void check_events(yaml_doc *doc, config_events *ev, const char *path) {
     yaml_doc_error(doc, path, "type 'engine' needs 'endpoint', for example tcp://10.0.0.5:5557");
   if (!engine && ev->endpoint != NULL)
     yaml_doc_error(doc, place(at, "%s/endpoint", path), "only type 'engine' has an endpoint");
+  if (!engine && ev->replay != NULL)
+    yaml_doc_error(doc, place(at, "%s/replay", path), "only type 'engine' can be asked again");
   if (trace && ev->file == NULL)
     yaml_doc_error(doc, path, "type 'trace' needs 'file', the path of a recorded stream");
   if (!trace && ev->file != NULL)
@@ -311,6 +345,7 @@ static void check_events(yaml_doc *doc, config_events *ev, const char *path) {
     yaml_doc_error(doc, place(at, "%s/max_payload_bytes", path), "must be 1024 to 1073741824");
   if (ev->partial_memory < 1 || ev->partial_memory > 1u << 24)
     yaml_doc_error(doc, place(at, "%s/partial_memory", path), "must be 1 to 16777216");
+  check_replay(doc, ev, path);
 }
 
 static void check_worker(yaml_doc *doc, config_endpoint *e, unsigned index, const char *path) {
@@ -340,7 +375,8 @@ static void check_worker(yaml_doc *doc, config_endpoint *e, unsigned index, cons
   }
   check_events(doc, &w->events, place(at, "%s/events", path));
   if (w->ranks >= 1)
-    check_source_address(doc, w, path);
+    check_source_address(doc, w, w->events.endpoint, "endpoint", path);
+  check_source_address(doc, w, w->events.replay, "replay", path);
 }
 
 static void check_endpoint(yaml_doc *doc, config *c, unsigned index) {

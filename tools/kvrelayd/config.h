@@ -16,18 +16,22 @@ enum config_event_type { CONFIG_EVENTS_NONE = 0, CONFIG_EVENTS_ENGINE, CONFIG_EV
 typedef struct config_events {
   int type;       /* enum config_event_type */
   char *endpoint; /* engine: ZeroMQ address of rank rank_start */
-  bool bind;   /* engine: listen there instead of connecting (engines whose endpoint has no wildcard
-                  connect) */
-  char *topic; /* engine: prefix */
-  char *file;  /* trace: path, relative to the configuration file's folder */
+  bool bind; /* engine: listen there instead of connecting (engines whose endpoint has no wildcard
+                connect) */
+  char *replay; /* engine: address that sends batches again; NULL = none */
+  char *topic;  /* engine: prefix */
+  char *file;   /* trace: path, relative to the configuration file's folder */
   uint32_t
       rank_port_step; /* rank r of the worker uses port + r * step; 0 = one socket for all ranks */
   uint64_t max_payload_bytes;
+  uint64_t replay_timeout_s, recovery_interval_s;
+  uint32_t hold_batches, hold_bytes;
   int on_loss, mm_identifiers, untagged_salt, source_kind;
   uint32_t *image_token_id, *video_token_id, *main_group;
   uint32_t partial_memory;
   uint32_t *rank_port_step_given, *partial_memory_given; /* as in the file; NULL = left out */
-  uint64_t *max_payload_bytes_given;
+  uint64_t *max_payload_bytes_given, *replay_timeout_s_given, *recovery_interval_s_given;
+  uint32_t *hold_batches_given, *hold_bytes_given;
   uint64_t disconnect_keep_s; /* how long an engine that is gone keeps its blocks; 0 = for ever */
   uint64_t *disconnect_keep_s_given;
 } config_events;

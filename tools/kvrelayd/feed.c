@@ -22,6 +22,11 @@ static kvrelay_source_config source_config(const feed *f) {
   c.untagged_salt = ev->untagged_salt;
   c.deduplicated = ev->source_kind != 0;
   c.partial_memory = ev->partial_memory;
+  c.replay = ev->replay != NULL;
+  c.hold_batches = ev->hold_batches;
+  c.hold_bytes = ev->hold_bytes;
+  c.replay_timeout_ns = ev->replay_timeout_s * 1000000000u;
+  c.recovery_interval_ns = ev->recovery_interval_s * 1000000000u;
   c.has_image_token_id = ev->image_token_id != NULL;
   c.has_video_token_id = ev->video_token_id != NULL;
   c.has_main_group = ev->main_group != NULL;
@@ -50,7 +55,9 @@ int feed_open(feed *f, struct served_pool *pool, const config_worker *worker, ui
 
 void feed_close(feed *f) {
   kvrelay_zmq_sub_close(f->socket);
+  kvrelay_zmq_replay_close(f->replay);
   f->socket = NULL;
+  f->replay = NULL;
   serve_pages_free(f->source_mem, f->source_len);
   f->source_mem = NULL;
 }
@@ -65,6 +72,19 @@ void feed_restart(feed *f, uint64_t now_ns) {
 int feed_batch(feed *f, uint64_t sequence, const uint8_t *payload, size_t len, uint64_t now_ns) {
   f->dirty = true;
   return kvrelay_engine_feed(&f->pool->serve->decoder, &f->source, sequence, payload, len, now_ns);
+}
+
+int feed_drain(feed *f, int err, uint64_t now_ns) {
+  f->dirty = true;
+  return err == KVRELAY_OK ? kvrelay_engine_drain(&f->pool->serve->decoder, &f->source, now_ns)
+                           : err;
+}
+
+void feed_turn(feed *f, uint64_t now_ns) {
+  if (f->dirty)
+    serve_pool_changed(f->pool, now_ns);
+  f->dirty = false;
+  feed_report(f);
 }
 
 /* The largest power of two in a count, 0 for none: what was already said about it. */
@@ -95,7 +115,18 @@ void feed_report(feed *f) {
   }
 }
 
-void feed_expire(feed *f, uint64_t now_ns) {
+void feed_tick(feed *f, uint64_t now_ns) {
+  uint64_t due_ns = kvrelay_source_deadline_ns(&f->source);
+  if (due_ns != KVRELAY_TIME_NONE && due_ns <= now_ns) {
+    if (feed_drain(f, kvrelay_source_tick(&f->source, now_ns), now_ns) != KVRELAY_OK)
+      serve_pool_fence(f->pool, now_ns);
+    feed_turn(f, now_ns);
+  }
+  uint64_t first;
+  if (f->replay != NULL && kvrelay_source_request(&f->source, &first) == 1)
+    feed_engine_ask(f, first);
+  else if (f->replay != NULL && kvrelay_source_state(&f->source) != KVRELAY_SOURCE_REPLAY)
+    kvrelay_zmq_replay_stop(f->replay);
   uint64_t keep_ns = f->worker->events.disconnect_keep_s * 1000000000u;
   if (f->down_ns == 0 || keep_ns == 0 || now_ns - f->down_ns < keep_ns)
     return;

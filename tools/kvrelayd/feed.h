@@ -5,12 +5,13 @@
 
 #include "config.h"
 #include "proto/engine_events.h"
-#include "transports/zmq/zmq_sub.h"
+#include "transports/zmq/zmq_replay.h"
 
 struct served_pool;
 
 typedef struct feed {
   kvrelay_zmq_listener listener; /* first: the socket's view of this feed */
+  kvrelay_zmq_listener replies;  /* the replay socket's */
   struct served_pool *pool;
   const config_worker *worker;
   uint32_t rank;  /* of this socket; the batch may name another */
@@ -18,7 +19,8 @@ typedef struct feed {
   kvrelay_source source;
   void *source_mem;
   size_t source_len;
-  kvrelay_zmq_sub *socket; /* engine only */
+  kvrelay_zmq_sub *socket;    /* engine only */
+  kvrelay_zmq_replay *replay; /* NULL: the engine cannot be asked again */
   uint64_t down_ns; /* since when the engine cannot be reached; 0 = it can, or nothing is known */
   bool dirty;       /* batches were applied since the pool was told */
   uint64_t logged[KVRELAY_COUNT_LEN]; /* counts as of the last line about each */
@@ -34,13 +36,20 @@ void feed_restart(feed *f, uint64_t now_ns);
 /* One batch as it came: order, decode, apply.  KVRELAY_OK, or KVRELAY_ERR_INVARIANT: the producer
  * has to be fenced. */
 int feed_batch(feed *f, uint64_t sequence, const uint8_t *payload, size_t len, uint64_t now_ns);
-/* A source that cannot be reached for too long loses its blocks. */
-void feed_expire(feed *f, uint64_t now_ns);
+/* Applies what became due by an input of the source that gave `err`.  As feed_batch. */
+int feed_drain(feed *f, int err, uint64_t now_ns);
+/* After the batches of a turn: tells the pool, reports. */
+void feed_turn(feed *f, uint64_t now_ns);
+/* After each turn of the loop: asks for what is missing; an answer that stays away ends, and a
+ * source that cannot be reached for too long loses its blocks. */
+void feed_tick(feed *f, uint64_t now_ns);
 /* One log line for every reason that reached a new power of two. */
 void feed_report(feed *f);
 
 /* feed_engine.c: connects the socket.  0, or an exit code after a log line. */
 int feed_engine_connect(feed *f, struct event_base *base, void *zmq_context);
+/* Asks the engine for all batches from `first` on; what cannot be asked is a line in the log. */
+void feed_engine_ask(feed *f, uint64_t first);
 /* feed_trace.c: applies the whole recording.  0, or an exit code after a log line. */
 int feed_trace_read(feed *f, const char *path);
 

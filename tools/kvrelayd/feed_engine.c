@@ -35,38 +35,92 @@ static void on_bad_frames(kvrelay_zmq_listener *self, uint64_t now_ns) {
 static void on_connection(kvrelay_zmq_listener *self, bool connected, uint64_t now_ns) {
   feed *f = (feed *)(void *)self;
   f->down_ns = connected ? 0 : now_ns;
-  if (kvrelay_source_connection(&f->source, connected, now_ns) != KVRELAY_OK)
+  int err = kvrelay_source_connection(&f->source, connected, now_ns);
+  if (feed_drain(f, err, now_ns) != KVRELAY_OK)
     serve_pool_fence(f->pool, now_ns);
+  feed_turn(f, now_ns); /* another process may be behind it */
   log_event(LOG_INFO, connected ? "source_connected" : "source_disconnected", "source=%s", f->name);
 }
 
 static void on_turn(kvrelay_zmq_listener *self, uint64_t now_ns) {
-  feed *f = (feed *)(void *)self;
-  if (f->dirty)
-    serve_pool_changed(f->pool, now_ns);
-  f->dirty = false;
-  feed_report(f);
+  feed_turn((feed *)(void *)self, now_ns);
 }
 
 /* tcp: port + rank * step, which the configuration's rules keep in range; ipc and inproc: the
  * suffix engines give their own.  -1: too long. */
-static int rank_endpoint(const feed *f, char out[512]) {
-  const config_events *ev = &f->worker->events;
+static int rank_endpoint(const feed *f, const char *endpoint, char out[512]) {
   uint32_t rank = f->rank - f->worker->rank_start;
-  const char *colon = strrchr(ev->endpoint, ':');
+  const char *colon = strrchr(endpoint, ':');
   if (rank == 0)
-    return snprintf(out, 512, "%s", ev->endpoint) < 512 ? 0 : -1;
-  if (strncmp(ev->endpoint, "tcp://", 6) != 0)
-    return snprintf(out, 512, "%s_dp%" PRIu32, ev->endpoint, rank) < 512 ? 0 : -1;
-  unsigned long port = strtoul(colon + 1, NULL, 10) + (unsigned long)rank * ev->rank_port_step;
-  return snprintf(out, 512, "%.*s:%lu", (int)(colon - ev->endpoint), ev->endpoint, port) < 512 ? 0
-                                                                                               : -1;
+    return snprintf(out, 512, "%s", endpoint) < 512 ? 0 : -1;
+  if (strncmp(endpoint, "tcp://", 6) != 0)
+    return snprintf(out, 512, "%s_dp%" PRIu32, endpoint, rank) < 512 ? 0 : -1;
+  unsigned long port =
+      strtoul(colon + 1, NULL, 10) + (unsigned long)rank * f->worker->events.rank_port_step;
+  return snprintf(out, 512, "%.*s:%lu", (int)(colon - endpoint), endpoint, port) < 512 ? 0 : -1;
+}
+
+/* ---- the replay socket ---- */
+
+static feed *feed_of_replies(kvrelay_zmq_listener *self) {
+  return (feed *)(void *)((char *)self - offsetof(feed, replies));
+}
+
+static void on_reply(kvrelay_zmq_listener *self, kvrelay_text topic, uint64_t sequence,
+                     const uint8_t *payload, size_t len, bool odd, uint64_t now_ns) {
+  feed *f = feed_of_replies(self);
+  (void)topic;
+  (void)odd; /* a leading empty frame may be missing */
+  int err = kvrelay_source_reply(&f->source, sequence, payload, len, now_ns);
+  if (feed_drain(f, err, now_ns) != KVRELAY_OK)
+    serve_pool_fence(f->pool, now_ns);
+}
+
+static void on_reply_too_large(kvrelay_zmq_listener *self, uint64_t sequence, uint64_t now_ns) {
+  kvrelay_text none = {NULL, 0};
+  on_reply(self, none, sequence, NULL, 0, false, now_ns);
+}
+
+static void on_reply_bad_frames(kvrelay_zmq_listener *self, uint64_t now_ns) {
+  on_bad_frames(&feed_of_replies(self)->listener, now_ns);
+}
+
+static void on_replies_turn(kvrelay_zmq_listener *self, uint64_t now_ns) {
+  feed_turn(feed_of_replies(self), now_ns);
+}
+
+void feed_engine_ask(feed *f, uint64_t first) {
+  int err = kvrelay_zmq_replay_ask(f->replay, first);
+  if (err != KVRELAY_TRANSPORT_OK)
+    log_event(LOG_ERROR, "replay_failed", "source=%s error=\"%s\" system=\"%s\"", f->name,
+              kvrelay_transport_strerror(err), zmq_strerror(errno));
+  else
+    log_event(LOG_INFO, "replay", "source=%s from=%" PRIu64, f->name, first);
+}
+
+static int open_replay(feed *f, struct event_base *base, void *zmq_context) {
+  char endpoint[512];
+  kvrelay_zmq_replay_config cfg = kvrelay_zmq_replay_config_default();
+  f->replies.batch = on_reply;
+  f->replies.too_large = on_reply_too_large;
+  f->replies.bad_frames = on_reply_bad_frames;
+  f->replies.turn = on_replies_turn;
+  cfg.context = zmq_context;
+  cfg.base = base;
+  cfg.endpoint = endpoint;
+  cfg.max_payload_bytes = (size_t)f->worker->events.max_payload_bytes;
+  if (rank_endpoint(f, f->worker->events.replay, endpoint) == 0 &&
+      kvrelay_zmq_replay_open(&cfg, &f->replies, &f->replay) == KVRELAY_TRANSPORT_OK)
+    return 0;
+  log_event(LOG_ERROR, "source_endpoint", "source=%s endpoint=%s error=\"not usable\"", f->name,
+            f->worker->events.replay);
+  return 78;
 }
 
 int feed_engine_connect(feed *f, struct event_base *base, void *zmq_context) {
   char endpoint[512];
   kvrelay_zmq_sub_config cfg = kvrelay_zmq_sub_config_default();
-  if (rank_endpoint(f, endpoint) != 0) {
+  if (rank_endpoint(f, f->worker->events.endpoint, endpoint) != 0) {
     log_event(LOG_ERROR, "source_endpoint", "source=%s endpoint=%s error=\"too long\"", f->name,
               f->worker->events.endpoint);
     return 78;
@@ -90,5 +144,7 @@ int feed_engine_connect(feed *f, struct event_base *base, void *zmq_context) {
   }
   log_event(LOG_INFO, "source", "source=%s endpoint=%s mode=%s", f->name, endpoint,
             cfg.bind ? "bind" : "connect");
-  return 0;
+  if (f->worker->events.replay == NULL)
+    return 0;
+  return open_replay(f, base, zmq_context);
 }

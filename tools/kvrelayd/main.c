@@ -101,7 +101,7 @@ static int open_listener(daemon_ *d, const char *bind) {
 
 /* The earliest of the relay's deadlines becomes the loop's timer. */
 static void arm_deadline(daemon_ *d, uint64_t now_ns) {
-  uint64_t at = kvrelay_relay_deadline_ns(&d->serve.relay);
+  uint64_t at = serve_deadline_ns(&d->serve);
   if (at == KVRELAY_TIME_NONE) {
     event_del(d->deadline);
     return;

@@ -154,7 +154,17 @@ void serve_poll(serve *s, uint64_t now_ns) {
   s->fenced_seen = fenced;
   for (unsigned i = 0; i < s->pools_count; i++)
     for (unsigned j = 0; j < s->pools[i].feeds_count; j++)
-      feed_expire(&s->pools[i].feeds[j], now_ns);
+      feed_tick(&s->pools[i].feeds[j], now_ns);
+}
+
+uint64_t serve_deadline_ns(const serve *s) {
+  uint64_t at_ns = kvrelay_relay_deadline_ns(&s->relay);
+  for (unsigned i = 0; i < s->pools_count; i++)
+    for (unsigned j = 0; j < s->pools[i].feeds_count; j++) {
+      uint64_t due_ns = kvrelay_source_deadline_ns(&s->pools[i].feeds[j].source);
+      at_ns = due_ns < at_ns ? due_ns : at_ns;
+    }
+  return at_ns;
 }
 
 /* ---- the whole daemon ---- */

@@ -45,6 +45,8 @@ int serve_connect(serve *s, struct event_base *base);
 void serve_close(serve *s);
 /* After each turn of the loop: producers that a timer or an admission found broken start again. */
 void serve_poll(serve *s, uint64_t now_ns);
+/* When serve_poll is due at the latest, KVRELAY_TIME_NONE: not by itself. */
+uint64_t serve_deadline_ns(const serve *s);
 /* Feeds changed the pool's state: publish what is due.  A fenced producer starts again, empty. */
 void serve_pool_changed(served_pool *pool, uint64_t now_ns);
 /* The state is broken: withdraw the producer and start again, empty. */

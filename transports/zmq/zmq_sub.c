@@ -6,10 +6,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <zmq.h>
 
-#define FRAMES_MAX 3
+#include "zmq_message.h"
+
+#define FRAMES_MAX 3 /* of a live message */
 
 struct kvrelay_zmq_sub {
   kvrelay_zmq_listener *listener;
@@ -31,61 +32,6 @@ kvrelay_zmq_sub_config kvrelay_zmq_sub_config_default(void) {
                                 .reconnect_min_ms = 100,
                                 .reconnect_max_ms = 5000};
   return cfg;
-}
-
-static uint64_t clock_ns(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
-
-static uint64_t big_endian(const uint8_t *bytes) {
-  uint64_t value = 0;
-  for (int i = 0; i < 8; i++)
-    value = value << 8 | bytes[i];
-  return value;
-}
-
-/* All frames of one message; those beyond the third are only counted.  false: nothing is waiting.
- */
-static bool receive(void *socket, zmq_msg_t frames[FRAMES_MAX], size_t *count) {
-  int more = 1;
-  *count = 0;
-  while (more) {
-    zmq_msg_t extra, *frame = *count < FRAMES_MAX ? &frames[*count] : &extra;
-    zmq_msg_init(frame);
-    if (zmq_msg_recv(frame, socket, ZMQ_DONTWAIT) < 0) {
-      zmq_msg_close(frame);
-      if (errno == EINTR)
-        continue;
-      return false; /* libzmq hands out whole messages, so this happens before the first frame */
-    }
-    more = zmq_msg_more(frame);
-    if (*count >= FRAMES_MAX)
-      zmq_msg_close(&extra);
-    ++*count;
-  }
-  return true;
-}
-
-/* Parsed from the end: payload, sequence, topic. */
-static void deliver(kvrelay_zmq_sub *sub, zmq_msg_t *frames, size_t count, uint64_t now_ns) {
-  kvrelay_zmq_listener *l = sub->listener;
-  if (count < 2 || count > FRAMES_MAX || zmq_msg_size(&frames[count - 2]) != 8) {
-    l->bad_frames(l, now_ns);
-    return;
-  }
-  uint64_t sequence = big_endian(zmq_msg_data(&frames[count - 2]));
-  size_t len = zmq_msg_size(&frames[count - 1]);
-  kvrelay_text topic = {NULL, 0};
-  if (count == 3) {
-    topic.ptr = zmq_msg_data(&frames[0]);
-    topic.len = zmq_msg_size(&frames[0]);
-  }
-  if (len > sub->max_payload_bytes)
-    l->too_large(l, sequence, now_ns);
-  else
-    l->batch(l, topic, sequence, zmq_msg_data(&frames[count - 1]), len, count == 2, now_ns);
 }
 
 /* One message of the monitor: it begins with the event's number, 16 bits in host order.  0: none is
@@ -161,7 +107,7 @@ static void drain_monitor(kvrelay_zmq_sub *sub, uint64_t now_ns) {
 static void on_monitor(evutil_socket_t fd, short what, void *argument) {
   (void)fd;
   (void)what;
-  drain_monitor(argument, clock_ns());
+  drain_monitor(argument, kvrelay_zmq_clock_ns());
 }
 
 /*
@@ -171,45 +117,34 @@ static void on_monitor(evutil_socket_t fd, short what, void *argument) {
  */
 static void on_readable(evutil_socket_t fd, short what, void *argument) {
   kvrelay_zmq_sub *sub = argument;
-  uint64_t now_ns = clock_ns();
+  uint64_t now_ns = kvrelay_zmq_clock_ns();
   unsigned batches = 0;
   struct timeval at_once = {0, 0};
   (void)fd;
   (void)what;
   for (; batches < sub->max_batches; batches++) {
-    zmq_msg_t frames[FRAMES_MAX];
-    size_t count;
-    if (!receive(sub->socket, frames, &count))
+    kvrelay_zmq_message message;
+    if (!kvrelay_zmq_receive(sub->socket, &message))
       break;
     drain_monitor(sub, now_ns); /* the news of a connection precedes its batches */
-    deliver(sub, frames, count, now_ns);
-    for (size_t i = 0; i < count && i < FRAMES_MAX; i++)
-      zmq_msg_close(&frames[i]);
+    kvrelay_zmq_deliver(sub->listener, &message, FRAMES_MAX, sub->max_payload_bytes, now_ns);
   }
   if (batches == sub->max_batches)
     event_add(sub->again, &at_once);
   sub->listener->turn(sub->listener, now_ns);
 }
 
-static bool set_int(void *socket, int option, int value) {
-  return zmq_setsockopt(socket, option, &value, sizeof value) == 0;
-}
-
 static bool set_options(void *socket, const kvrelay_zmq_sub_config *cfg) {
-  /* A little more than the bound may arrive, so that a payload above it is a counted loss and not a
-   * lost connection. */
-  int64_t largest = (int64_t)cfg->max_payload_bytes + ((int64_t)16 << 20);
   const char *topic = cfg->topic == NULL ? "" : cfg->topic;
   /* TCP finds a machine that is gone; heartbeats of ZMTP would need a publisher that answers them.
    */
-  return set_int(socket, ZMQ_RCVHWM, 0) && set_int(socket, ZMQ_LINGER, 0) &&
-         set_int(socket, ZMQ_IPV6, 1) &&
-         set_int(socket, ZMQ_RECONNECT_IVL, (int)cfg->reconnect_min_ms) &&
-         set_int(socket, ZMQ_RECONNECT_IVL_MAX, (int)cfg->reconnect_max_ms) &&
-         set_int(socket, ZMQ_TCP_KEEPALIVE, 1) && set_int(socket, ZMQ_TCP_KEEPALIVE_IDLE, 30) &&
-         set_int(socket, ZMQ_TCP_KEEPALIVE_INTVL, 10) &&
-         set_int(socket, ZMQ_TCP_KEEPALIVE_CNT, 3) &&
-         zmq_setsockopt(socket, ZMQ_MAXMSGSIZE, &largest, sizeof largest) == 0 &&
+  return kvrelay_zmq_set_payload_max(socket, cfg->max_payload_bytes) &&
+         kvrelay_zmq_set_int(socket, ZMQ_RECONNECT_IVL, (int)cfg->reconnect_min_ms) &&
+         kvrelay_zmq_set_int(socket, ZMQ_RECONNECT_IVL_MAX, (int)cfg->reconnect_max_ms) &&
+         kvrelay_zmq_set_int(socket, ZMQ_TCP_KEEPALIVE, 1) &&
+         kvrelay_zmq_set_int(socket, ZMQ_TCP_KEEPALIVE_IDLE, 30) &&
+         kvrelay_zmq_set_int(socket, ZMQ_TCP_KEEPALIVE_INTVL, 10) &&
+         kvrelay_zmq_set_int(socket, ZMQ_TCP_KEEPALIVE_CNT, 3) &&
          zmq_setsockopt(socket, ZMQ_SUBSCRIBE, topic, strlen(topic)) == 0;
 }
 
@@ -222,7 +157,7 @@ static bool open_monitor(kvrelay_zmq_sub *sub, void *context) {
   snprintf(where, sizeof where, "inproc://kvrelay-monitor-%p", (void *)sub);
   return zmq_socket_monitor(sub->socket, where, watched) == 0 &&
          (sub->monitor = zmq_socket(context, ZMQ_PAIR)) != NULL &&
-         set_int(sub->monitor, ZMQ_LINGER, 0) && zmq_connect(sub->monitor, where) == 0;
+         kvrelay_zmq_set_int(sub->monitor, ZMQ_LINGER, 0) && zmq_connect(sub->monitor, where) == 0;
 }
 
 static int open_endpoint(kvrelay_zmq_sub *sub, const kvrelay_zmq_sub_config *cfg) {
@@ -235,23 +170,10 @@ static int open_endpoint(kvrelay_zmq_sub *sub, const kvrelay_zmq_sub_config *cfg
   return KVRELAY_TRANSPORT_OK;
 }
 
-static struct event *watch(kvrelay_zmq_sub *sub, struct event_base *base, void *socket,
-                           event_callback_fn on_event) {
-  evutil_socket_t fd = -1;
-  size_t fd_len = sizeof fd;
-  if (zmq_getsockopt(socket, ZMQ_FD, &fd, &fd_len) != 0)
-    return NULL;
-  struct event *event = event_new(base, fd, EV_READ | EV_PERSIST, on_event, sub);
-  if (event == NULL || event_add(event, NULL) == 0)
-    return event;
-  event_free(event);
-  return NULL;
-}
-
 static bool watch_all(kvrelay_zmq_sub *sub, struct event_base *base) {
   struct timeval at_once = {0, 0};
-  sub->monitor_readable = watch(sub, base, sub->monitor, on_monitor);
-  sub->readable = watch(sub, base, sub->socket, on_readable);
+  sub->monitor_readable = kvrelay_zmq_watch(base, sub->monitor, on_monitor, sub);
+  sub->readable = kvrelay_zmq_watch(base, sub->socket, on_readable, sub);
   sub->again = evtimer_new(base, on_readable, sub);
   sub->redial = evtimer_new(base, on_redial, sub);
   /* Once without being asked: for what arrived before the loop runs. */

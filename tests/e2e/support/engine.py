@@ -2,6 +2,7 @@
 """An engine's event publisher: pyzmq PUB with the three frames, and a small msgpack writer of its own."""
 
 import struct
+import threading
 import time
 
 import zmq
@@ -70,6 +71,59 @@ class Engine:
     def send(self, events, rank=0):
         self.send_payload(pack([time.time(), events, rank]))
 
+    def lose(self, events, rank=0):
+        """A batch that the subscriber never gets, and that waits for a replay."""
+        publisher, self.send_frames = self.send_frames, lambda frames: None
+        self.send(events, rank)
+        self.send_frames = publisher
+
     def close(self):
         self.socket.close()
         self.context.term()
+
+
+class ReplayEngine(Engine):
+    """An engine that keeps what it published. `faults` are functions of the list of replies to one request, taken in
+    turn, that give the list that is sent; then nothing goes wrong any more."""
+
+    END = struct.pack(">Q", 2**64 - 1)
+
+    def __init__(self, endpoint="tcp://127.0.0.1:*", replay_endpoint="tcp://127.0.0.1:*", topics=True):
+        super().__init__(endpoint)
+        self.buffer = []
+        self.requests = []
+        self.faults = []
+        self.topics = topics
+        self.router = self.context.socket(zmq.ROUTER)
+        self.router.setsockopt(zmq.LINGER, 0)
+        self.router.bind(replay_endpoint)
+        self.replay_endpoint = self.router.getsockopt(zmq.LAST_ENDPOINT).decode().rstrip("\0")
+        self.closing = False
+        self.server = threading.Thread(target=self.serve)
+        self.server.start()
+
+    def send_payload(self, payload, topic=b""):
+        self.buffer.append((self.sequence, payload))
+        super().send_payload(payload, topic)
+
+    def serve(self):
+        while not self.closing:
+            if not self.router.poll(20):
+                continue
+            frames = self.router.recv_multipart()
+            if len(frames) != 3 or frames[1] != b"" or len(frames[2]) != 8:
+                continue  # as the engines do
+            (first,) = struct.unpack(">Q", frames[2])
+            self.requests.append(first)
+            replies = [(struct.pack(">Q", n), payload) for n, payload in list(self.buffer) if n >= first]
+            replies.append((self.END, b""))
+            if self.faults:
+                replies = self.faults.pop(0)(replies)
+            for sequence, payload in replies:
+                self.router.send_multipart([frames[0], b""] + ([b""] if self.topics else []) + [sequence, payload])
+
+    def close(self):
+        self.closing = True
+        self.server.join()
+        self.router.close()
+        super().close()

@@ -1,0 +1,118 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "zmq_replay.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "zmq_message.h"
+
+/* An empty frame, perhaps a topic, sequence, payload. */
+#define FRAMES_MAX 4
+
+struct kvrelay_zmq_replay {
+  kvrelay_zmq_listener *listener;
+  void *context, *socket; /* socket: of the request under way */
+  struct event_base *base;
+  struct event *readable, *again;
+  size_t max_payload_bytes;
+  unsigned max_batches;
+  char endpoint[512];
+};
+
+kvrelay_zmq_replay_config kvrelay_zmq_replay_config_default(void) {
+  kvrelay_zmq_sub_config live = kvrelay_zmq_sub_config_default();
+  kvrelay_zmq_replay_config cfg = {.max_payload_bytes = live.max_payload_bytes,
+                                   .max_batches = live.max_batches};
+  return cfg;
+}
+
+/* As in zmq_sub.c: all that waits is taken, or the loop is asked to come again. */
+static void on_readable(evutil_socket_t fd, short what, void *argument) {
+  kvrelay_zmq_replay *r = argument;
+  uint64_t now_ns = kvrelay_zmq_clock_ns();
+  struct timeval at_once = {0, 0};
+  unsigned batches = 0;
+  (void)fd;
+  (void)what;
+  for (; batches < r->max_batches; batches++) {
+    kvrelay_zmq_message message;
+    if (!kvrelay_zmq_receive(r->socket, &message))
+      break;
+    kvrelay_zmq_deliver(r->listener, &message, FRAMES_MAX, r->max_payload_bytes, now_ns);
+  }
+  if (batches == r->max_batches)
+    event_add(r->again, &at_once);
+  r->listener->turn(r->listener, now_ns); /* may end this socket */
+}
+
+int kvrelay_zmq_replay_open(const kvrelay_zmq_replay_config *cfg, kvrelay_zmq_listener *listener,
+                            kvrelay_zmq_replay **out) {
+  if (cfg->context == NULL || cfg->base == NULL || cfg->endpoint == NULL || cfg->max_batches == 0 ||
+      strlen(cfg->endpoint) >= sizeof((*out)->endpoint) || cfg->max_payload_bytes == 0 ||
+      cfg->max_payload_bytes > INT64_MAX / 2)
+    return KVRELAY_TRANSPORT_ERR_ARG;
+  kvrelay_zmq_replay *r = calloc(1, sizeof *r);
+  if (r == NULL)
+    return KVRELAY_TRANSPORT_ERR_MEMORY;
+  r->listener = listener;
+  r->context = cfg->context;
+  r->base = cfg->base;
+  r->max_payload_bytes = cfg->max_payload_bytes;
+  r->max_batches = cfg->max_batches;
+  snprintf(r->endpoint, sizeof r->endpoint, "%s", cfg->endpoint);
+  *out = r;
+  return KVRELAY_TRANSPORT_OK;
+}
+
+static bool send_request(void *socket, uint64_t first) {
+  uint8_t bytes[8];
+  for (int i = 0; i < 8; i++)
+    bytes[i] = (uint8_t)(first >> (56 - 8 * i));
+  return zmq_send(socket, "", 0, ZMQ_SNDMORE | ZMQ_DONTWAIT) == 0 &&
+         zmq_send(socket, bytes, sizeof bytes, ZMQ_DONTWAIT) == sizeof bytes;
+}
+
+int kvrelay_zmq_replay_ask(kvrelay_zmq_replay *r, uint64_t first) {
+  struct timeval at_once = {0, 0};
+  int err = KVRELAY_TRANSPORT_ERR_SYSTEM;
+  kvrelay_zmq_replay_stop(r);
+  r->socket = zmq_socket(r->context, ZMQ_DEALER);
+  if (r->socket != NULL && kvrelay_zmq_set_payload_max(r->socket, r->max_payload_bytes)) {
+    if (zmq_connect(r->socket, r->endpoint) != 0)
+      err = KVRELAY_TRANSPORT_ERR_ADDRESS;
+    else if (send_request(r->socket, first))
+      err = KVRELAY_TRANSPORT_OK;
+  }
+  if (err == KVRELAY_TRANSPORT_OK) {
+    r->readable = kvrelay_zmq_watch(r->base, r->socket, on_readable, r);
+    r->again = evtimer_new(r->base, on_readable, r);
+    if (r->readable == NULL || r->again == NULL || event_add(r->again, &at_once) != 0)
+      err = KVRELAY_TRANSPORT_ERR_MEMORY;
+  }
+  if (err != KVRELAY_TRANSPORT_OK) {
+    int saved = errno;
+    kvrelay_zmq_replay_stop(r);
+    errno = saved;
+  }
+  return err;
+}
+
+void kvrelay_zmq_replay_stop(kvrelay_zmq_replay *r) {
+  if (r->readable != NULL)
+    event_free(r->readable);
+  if (r->again != NULL)
+    event_free(r->again);
+  if (r->socket != NULL)
+    zmq_close(r->socket);
+  r->readable = r->again = NULL;
+  r->socket = NULL;
+}
+
+void kvrelay_zmq_replay_close(kvrelay_zmq_replay *r) {
+  if (r == NULL)
+    return;
+  kvrelay_zmq_replay_stop(r);
+  free(r);
+}
