@@ -5,23 +5,27 @@
  * One side keeps exact ownership of blocks per (worker, rank) and derives filter words from it; the
  * other keeps a replica of the words and asks how many leading blocks of a prompt they hold.
  *
+ *   #include <stdio.h>
+ *   #include <stdlib.h>
  *   #define CKF_IMPLEMENTATION
  *   #include "ckf.h"
  *
- *   ckf_producer_config cfg = ckf_producer_config_default();
- *   ckf_producer p;
- *   ckf_outcome out;
- *   const ckf_member engine = {7, 0};
- *   const ckf_block blocks[] = {{0xE1, 0xA1}, {0xE2, 0xA2}};
- *   const uint64_t query[] = {0xA1, ckf_child(0xA1, 0xA2)};
- *   size_t len;
- *
- *   cfg.filter.expected_blocks = 1000;
- *   len = ckf_producer_mem_size(&cfg);
- *   if (ckf_producer_init(&p, &cfg, malloc(len), len) != CKF_OK) return 1;
- *   ckf_producer_stored(&p, &engine, CKF_TIER_DEVICE, CKF_DOMAIN_MISSING, false, 0, false, 0,
- *                       blocks, 2, &out);
- *   printf("%u\n", ckf_search(ckf_producer_format(&p), ckf_producer_words(&p), query, 2));
+ *   int main(void) {
+ *     const ckf_member engine = {7, 0};
+ *     const ckf_block blocks[] = {{0xE1, 0xA1}, {0xE2, 0xA2}};
+ *     const uint64_t query[] = {0xA1, ckf_child(0xA1, 0xA2)};
+ *     ckf_producer_config cfg = ckf_producer_config_default();
+ *     ckf_producer p;
+ *     ckf_outcome out;
+ *     cfg.filter.expected_blocks = 1000;
+ *     const size_t len = ckf_producer_mem_size(&cfg);
+ *     if (ckf_producer_init(&p, &cfg, malloc(len), len) != CKF_OK ||
+ *         ckf_producer_stored(&p, &engine, CKF_TIER_DEVICE, CKF_DOMAIN_MISSING, false, 0, false, 0,
+ *                             blocks, 2, &out) != CKF_OK)
+ *       return 1;
+ *     printf("%u\n", ckf_search(ckf_producer_format(&p), ckf_producer_words(&p), query, 2));
+ *     return 0;
+ *   }
  *
  * A plain include declares; CKF_IMPLEMENTATION, in one unit, defines; CKF_STATIC makes a private
  * copy of everything for this unit.

@@ -9,21 +9,26 @@
  * Whoever only wants a filter, or feeds lanes from one place, needs none of this and takes ckf.h
  * alone.
  *
+ *   #include <stdlib.h>
  *   #define CKF_INGEST_IMPLEMENTATION
  *   #include "ckf_ingest.h"
  *
- *   ckf_ingest_config cfg = ckf_ingest_config_default();
- *   size_t len = ckf_ingest_mem_size(&cfg, &table);
- *   ckf_ingest in;
- *   ckf_ingest_ticket ticket;
- *   if (ckf_ingest_init(&in, &cfg, &table, malloc(len), len) != CKF_OK) return 1;
- *   if (ckf_ingest_assign(&in, &identity, &lease) != CKF_OK) return 1;
- *   if (ckf_ingest_submit_snapshot(&in, &identity, &lease, 0, words, word_count, &ticket,
- *                                  now_ns) != CKF_OK) return 1;
- *   while (ckf_ingest_poll(&in, &ticket, now_ns) == 0)
- *     ckf_ingest_work(&in, ckf_ingest_lane_worker(&in, lease.physical_lane), now_ns, 64);
- *   if (ticket.error != CKF_OK) return 1;
- *   if (ckf_ingest_submit_delta(&in, &delta, now_ns) != CKF_OK) return 1;
+ *   int feed(ckf_ingest *in, ckf_table *table, const ckf_identity *identity,
+ *            const ckf_lease *lease, const uint64_t *words, size_t word_count,
+ *            const ckf_delta_out *delta, uint64_t now_ns) {
+ *     const ckf_ingest_config cfg = ckf_ingest_config_default();
+ *     const size_t len = ckf_ingest_mem_size(&cfg, table);
+ *     const uint32_t lane = lease->physical_lane;
+ *     ckf_ingest_ticket ticket;
+ *     if (ckf_ingest_init(in, &cfg, table, malloc(len), len) != CKF_OK ||
+ *         ckf_ingest_assign(in, identity, lease) != CKF_OK ||
+ *         ckf_ingest_submit_snapshot(in, identity, lease, 0, words, word_count, &ticket,
+ *                                    now_ns) != CKF_OK)
+ *       return 1;
+ *     while (ckf_ingest_poll(in, &ticket, now_ns) == 0)
+ *       ckf_ingest_work(in, ckf_ingest_lane_worker(in, lane), now_ns, 64);
+ *     return ticket.error != CKF_OK || ckf_ingest_submit_delta(in, delta, now_ns) != CKF_OK;
+ *   }
  *
  * A plain include declares; CKF_INGEST_IMPLEMENTATION, in one unit, defines; CKF_INGEST_STATIC
  * makes a private copy of everything for this unit. ckf.h has to be defined somewhere as well.

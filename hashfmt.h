@@ -5,15 +5,22 @@
  * which are the keys of the filter; with LoRA, cache namespaces and multimodal content. Also the
  * digest of pool identities, BLAKE3. Pure functions: no allocation, no I/O, no global state.
  *
+ *   #include <stdio.h>
  *   #define HASHFMT_IMPLEMENTATION
  *   #include "hashfmt.h"
  *
- *   uint64_t keys[64];
- *   size_t count;
- *   uint64_t seed = hashfmt_seed(lora, lora_len, NULL, 0);
- *   int err = hashfmt_blocks(HASHFMT_FORMAT_STANDARD, 16, seed, tokens, token_count, NULL,
- *                            keys, 64, &count);
- *   if (err == HASHFMT_OK) ask_filter(keys, count);
+ *   int main(void) {
+ *     const uint32_t tokens[40] = {3923, 374, 264};
+ *     const uint64_t seed = hashfmt_seed(NULL, 0, NULL, 0);
+ *     uint64_t keys[64];
+ *     size_t count;
+ *     if (hashfmt_blocks(HASHFMT_FORMAT_STANDARD, 16, seed, tokens, 40, NULL, keys, 64, &count) !=
+ *         HASHFMT_OK)
+ *       return 1;
+ *     for (size_t i = 0; i < count; i++)
+ *       printf("%016llx\n", (unsigned long long)keys[i]);
+ *     return 0;
+ *   }
  *
  * A plain include declares; HASHFMT_IMPLEMENTATION, in one unit, defines; HASHFMT_STATIC makes a
  * private copy of everything for this unit.

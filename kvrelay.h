@@ -11,17 +11,26 @@
  * replicas, query) and the way of engine events into a ckf_producer. It does no I/O, reads no clock
  * and allocates nothing after init; bytes on the wire are the business of proto/.
  *
+ *   #include <stdlib.h>
  *   #define KVRELAY_IMPLEMENTATION
  *   #include "kvrelay.h"
  *
- *   kvrelay_consumer c;                                          // asks
- *   kvrelay_consumer_config cfg = kvrelay_consumer_config_default();
- *   void *mem = malloc(kvrelay_consumer_mem_size(&cfg));
- *   if (kvrelay_consumer_init(&c, &cfg, mem, kvrelay_consumer_mem_size(&cfg), now_ns) < 0) return;
- *   kvrelay_action a;                                            // drive it from any event loop:
- *   while (kvrelay_consumer_action_next(&c, now_ns, &a)) carry_out(&a);
- *   kvrelay_consumer_feed_filter(&c, call, &update, now_ns);     // what arrives goes in,
- *   n = kvrelay_consumer_query(&c, &query, answers, cap, scratch, scratch_len, now_ns); // and out
+ *   int start(kvrelay_consumer *c, uint64_t now_ns) {
+ *     const kvrelay_consumer_config cfg = kvrelay_consumer_config_default();
+ *     const size_t len = kvrelay_consumer_mem_size(&cfg);
+ *     return kvrelay_consumer_init(c, &cfg, malloc(len), len, now_ns);
+ *   }
+ *
+ *   void carry_out(const kvrelay_action *action); // connect, call, cancel: of your event loop
+ *
+ *   int received(kvrelay_consumer *c, uint32_t call, const kvrelay_filter_update *update,
+ *                uint64_t now_ns) {
+ *     kvrelay_action action;
+ *     const int err = kvrelay_consumer_feed_filter(c, call, update, now_ns);
+ *     while (kvrelay_consumer_action_next(c, now_ns, &action))
+ *       carry_out(&action);
+ *     return err; // and kvrelay_consumer_query answers
+ *   }
  */
 
 /* ==== contents ==== */
