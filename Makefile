@@ -257,7 +257,7 @@ bench-peers: deps-bench ## ours beside the peer's on one core: ratios, goals (BE
 	@$(MAKE) --no-print-directory -s BUILD=$(BUILD)/release CC=gcc CFLAGS='-O3 -g' benches >&2
 	@scripts/bench-peers $(BUILD)/release/bench
 
-benches: $(BENCHES)
+benches: $(BENCHES) ## build bench/bench_* into $(BUILD)/bench, with CFLAGS as they are
 
 # ---- housekeeping ----
 

@@ -3,6 +3,7 @@
 /*
  * What every benchmark shares: one core, one clock, memory in huge pages, and one line per figure.
  *
+ *   bench_arguments(argc, argv, 0, "");
  *   bench_start();
  *   bench_sample rate = {0};
  *   for (int run = 0; run < BENCH_RUNS; run++) {
@@ -46,6 +47,34 @@ static inline void bench_need_(bool holds, const char *what, int line) {
     return;
   fprintf(stderr, "%s: line %d: not so: %s\n", program_invocation_short_name, line, what);
   exit(2);
+}
+
+/* Says what the program takes and ends it: with 0 and on stdout when that was asked for, else
+ * with 2. */
+static inline void bench_usage(bool asked, const char *arguments) {
+  fprintf(asked ? stdout : stderr, "usage: %s%s%s\n", program_invocation_short_name,
+          arguments[0] ? " " : "", arguments);
+  exit(asked ? 0 : 2);
+}
+
+/* Begins main, before anything is measured: takes `most` arguments that are no options, and
+ * --help. */
+static inline void bench_arguments(int argc, char **argv, int most, const char *arguments) {
+  for (int i = 1; i < argc; i++)
+    if (argv[i][0] == '-')
+      bench_usage(strcmp(argv[i], "--help") == 0, arguments);
+  if (argc - 1 > most)
+    bench_usage(false, arguments);
+}
+
+/* An argument that is a number, 1 .. most. */
+static inline size_t bench_number(const char *text, size_t most, const char *arguments) {
+  char *end;
+  errno = 0;
+  const unsigned long long number = strtoull(text, &end, 10);
+  if (text[0] < '0' || text[0] > '9' || *end != 0 || errno != 0 || number == 0 || number > most)
+    bench_usage(false, arguments);
+  return (size_t)number;
 }
 
 /* Time this thread has run; what others do on the machine does not count. */

@@ -175,7 +175,8 @@ static void bench_deltas(size_t len, size_t count, uint64_t *sequence) {
   free(images);
 }
 
-int main(void) {
+int main(int argc, char **argv) {
+  bench_arguments(argc, argv, 0, "");
   uint64_t state = 1, sequence = 1;
   bench_start();
   uint64_t *const words = bench_memory(BYTES);

@@ -232,7 +232,8 @@ static void bench_catalogs(void) {
   bench_print(&us, "us", "consumer_catalog_of_256_pools");
 }
 
-int main(void) {
+int main(int argc, char **argv) {
+  bench_arguments(argc, argv, 0, "");
   bench_start();
   const kvrelay_consumer_config cfg = kvrelay_consumer_config_default();
   const size_t len = kvrelay_consumer_mem_size(&cfg);

@@ -132,7 +132,8 @@ static void bench(size_t n, const char *size) {
   free(t.deltas);
 }
 
-int main(void) {
+int main(int argc, char **argv) {
+  bench_arguments(argc, argv, 0, "");
   bench_start();
   bench(1u << 20, "1M");
   if (getenv("BENCH_LARGE") != NULL)

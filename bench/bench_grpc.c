@@ -202,7 +202,8 @@ static void print(bench_client *c, char method, unsigned long count, double amou
   bench_print(&rate, unit, "%s", name);
 }
 
-int main(void) {
+int main(int argc, char **argv) {
+  bench_arguments(argc, argv, 0, "");
   int report[2];
   uint16_t port = 0;
   char target[32];

@@ -57,7 +57,8 @@ static void report(const char *name, work *run, uint32_t block_size) {
   bench_print(&cost, "ns", "hash_%s_%u", name, (unsigned)block_size);
 }
 
-int main(void) {
+int main(int argc, char **argv) {
+  bench_arguments(argc, argv, 0, "");
   static const uint32_t block_sizes[] = {16, 64, 256};
   bench_sample rate = {0};
   bench_start();

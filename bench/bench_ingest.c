@@ -168,7 +168,8 @@ static uint32_t blocks_of(const target *t) {
   return ckf_producer_member_blocks(&t->producer, &member);
 }
 
-int main(void) {
+int main(int argc, char **argv) {
+  bench_arguments(argc, argv, 0, "");
   bench_start();
   const double blocks = (double)EVENTS * BLOCKS;
   enum { MAX_TOKENS = 1 << 16 };

@@ -83,6 +83,7 @@ static double ingest(const trace *t, ckf_producer *p, const ckf_block *blocks, s
 }
 
 int main(int argc, char **argv) {
+  bench_arguments(argc, argv, 1, "[TRACE]");
   const char *const path = argc > 1 ? argv[1] : getenv("BENCH_MOONCAKE");
   trace t = {NULL, NULL, 0, 0, 0, 0};
   ckf_producer_config cfg = ckf_producer_config_default();

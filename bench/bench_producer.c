@@ -138,7 +138,8 @@ static void bench_bytes(size_t n, const char *size) {
   bench_print(&bytes, "bytes", "producer_bytes_per_further_owner_%s", size);
 }
 
-int main(void) {
+int main(int argc, char **argv) {
+  bench_arguments(argc, argv, 0, "");
   bench_start();
   bench_bytes(1048576, "1M");
   bench_bytes(10000000, "10M");

@@ -131,7 +131,8 @@ static void fill(void) {
   catalog = (kvrelay_catalog_update){envelope, 1, true, pools, 0};
 }
 
-int main(void) {
+int main(int argc, char **argv) {
+  bench_arguments(argc, argv, 0, "");
   bench_start();
   fill();
   print("filter_update_splice", splice, 200000);

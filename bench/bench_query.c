@@ -198,12 +198,21 @@ static void run(size_t lanes, size_t blocks, size_t len, size_t prompts) {
 }
 
 int main(int argc, char **argv) {
-  bench_start();
+  static const char usage[] = "[LANES BLOCKS [LEN [PROMPTS]]]";
+  const size_t lanes_most = TABLES * CKF_LANES, most = UINT32_MAX;
+  bench_arguments(argc, argv, 4, usage);
+  if (argc == 2)
+    bench_usage(false, usage);
   if (argc > 2) {
-    run((size_t)atol(argv[1]), (size_t)atol(argv[2]), argc > 3 ? (size_t)atol(argv[3]) : 512,
-        argc > 4 ? (size_t)atol(argv[4]) : 512);
+    const size_t lanes = bench_number(argv[1], lanes_most, usage);
+    const size_t blocks = bench_number(argv[2], most, usage);
+    const size_t len = argc > 3 ? bench_number(argv[3], most, usage) : 512;
+    const size_t prompts = argc > 4 ? bench_number(argv[4], most, usage) : 512;
+    bench_start();
+    run(lanes, blocks, len, prompts);
     return 0;
   }
+  bench_start();
   run(16, 1000000, 512, 512);
   run(4, 1000000, 512, 512);
   run(64, 1000000, 512, 512);

@@ -142,7 +142,8 @@ static void cuts(unsigned shift) {
   stop();
 }
 
-int main(void) {
+int main(int argc, char **argv) {
+  bench_arguments(argc, argv, 0, "");
   bench_start();
   publishing(1);
   publishing(16);

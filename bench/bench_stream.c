@@ -210,7 +210,8 @@ static void ask(uint16_t port) {
   side_close(&c);
 }
 
-int main(void) {
+int main(int argc, char **argv) {
+  bench_arguments(argc, argv, 0, "");
   int port_pipe[2];
   uint16_t port = 0;
   must(pipe(port_pipe) == 0, "pipe");

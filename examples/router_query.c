@@ -160,6 +160,7 @@ static void show(const char *what, const prompt *p) {
   printf("; %zu blocks hashed\n", ckf_query_known(&p->query));
 }
 
+/* As long as the conversation that it follows. */
 int main(void) {
   static router r;
   static data_centre centres[CENTRES];
