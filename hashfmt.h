@@ -54,7 +54,7 @@
  * - All hashes are plain 64-bit numbers and equal on every host; what enters a hash does so in
  *   little-endian order.
  * - Every value of a token, hash, string or count may come from a peer: none reaches an assertion,
- *   and work is linear in the input, but for sorting up to HASHFMT_MM_MAX multimodal hashes.
+ *   and work is linear in the input, but for telling up to HASHFMT_MM_MAX multimodal hashes apart.
  *   Pointers and lengths are the caller's: a pointer may be NULL only with length 0 or where said.
  * - No hash here is keyed. Two tenants are kept apart for convenience, not for security.
  * - No knob changes the size of a struct or a result.
@@ -90,8 +90,8 @@
  * both or neither.
  */
 
-/* Most multimodal objects in one block of the native form; 1 .. 65536. Sorting them costs up to
-   this number squared; no memory. */
+/* Most multimodal objects in one block of the native form; 1 .. 65536. Sorting them, or
+   telling them apart, costs up to this number squared; no memory. */
 #ifndef HASHFMT_MM_MAX
 #define HASHFMT_MM_MAX 1024
 #endif
@@ -262,7 +262,10 @@ HASHFMT_API HASHFMT_MUST_USE bool hashfmt_mm_piece(const hashfmt_mm_range *range
 /** Objects of one block, from the ranges of its request: each hash once, in the order of the
    ranges. Blocks without any, and those behind the end, have length 0. \returns HASHFMT_OK: \p len
    hashes are written; HASHFMT_ERR_NOSPACE: the first \p cap are, call again with more room,
-   range_len is always enough; HASHFMT_ERR_ARG: B = 0, or ranges in a request without tokens. */
+   range_len and HASHFMT_MM_MAX are always enough; HASHFMT_ERR_LIMIT: more than HASHFMT_MM_MAX
+   hashes, leave the block out; HASHFMT_ERR_ARG: B = 0, or ranges in a request without tokens.
+   Where not OK or NOSPACE, \p len is unchanged and \p mm_hashes means nothing. At most
+   HASHFMT_MM_MAX steps for each range that falls on the block, one for each other. */
 HASHFMT_API HASHFMT_MUST_USE int hashfmt_mm_entry(const hashfmt_mm_range *ranges, size_t range_len,
                                                   uint64_t total, uint32_t block_size,
                                                   uint64_t block, uint64_t *mm_hashes, size_t cap,
@@ -1132,6 +1135,9 @@ HASHFMT_IMPL_API_ int hashfmt_mm_entry(const hashfmt_mm_range *ranges, size_t ra
     }
     if (same < count) {
       continue;
+    }
+    if (count == HASHFMT_MM_MAX) {
+      return HASHFMT_ERR_LIMIT;
     }
     if (count == cap) {
       *len = count;

@@ -488,6 +488,27 @@ Test(hashfmt, mm_entry_arguments) {
   cr_assert_eq(len, 0);
 }
 
+Test(hashfmt, mm_entry_takes_so_many_hashes_and_no_more) {
+  enum { MANY = 40 * HASHFMT_MM_MAX };
+  hashfmt_mm_range *const ranges = malloc(MANY * sizeof *ranges);
+  uint64_t *const hashes = malloc(MANY * sizeof *hashes);
+  size_t len = 7;
+  for (size_t r = 0; r < MANY; r++)
+    ranges[r] = (hashfmt_mm_range){r % HASHFMT_MM_MAX, 0, 4};
+  cr_assert_eq(hashfmt_mm_entry(ranges, MANY, 4, 4, 0, hashes, HASHFMT_MM_MAX, &len), HASHFMT_OK);
+  cr_assert_eq(len, HASHFMT_MM_MAX);
+  for (size_t i = 0; i < len; i++)
+    cr_assert_eq(hashes[i], i);
+  ranges[MANY - 1].mm_hash = MANY;
+  len = 7;
+  cr_assert_eq(hashfmt_mm_entry(ranges, MANY, 4, 4, 0, hashes, MANY, &len), HASHFMT_ERR_LIMIT);
+  cr_assert_eq(hashfmt_mm_entry(ranges, MANY, 4, 4, 0, hashes, HASHFMT_MM_MAX, &len),
+               HASHFMT_ERR_LIMIT, "more room would not help");
+  cr_assert_eq(len, 7);
+  free(ranges);
+  free(hashes);
+}
+
 /* ---- sequence hash ---- */
 
 Test(hashfmt, chain_equals_the_definition_and_resumes_anywhere) {
