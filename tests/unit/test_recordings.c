@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Recorded streams of real engines end in the state that an independent program computed: canonical
- * keys, engine hashes with their copies, depth of every prompt, and what was counted.  Live
- * messages only: replies to replay requests repeat them.
+ * keys, engine hashes with their copies, depth of every prompt, and what was counted; and in the
+ * same state when batches are lost and come by replay, as the engine answered and with every fault.
  */
 #include <criterion/criterion.h>
 #include <criterion/parameterized.h>
@@ -30,7 +30,21 @@ static json_t *load(const char *name, const char *end) {
   return root;
 }
 
-/* ---- running ---- */
+typedef struct message {
+  uint64_t sequence;
+  const uint8_t *payload;
+  size_t len;
+} message;
+
+enum { MESSAGES_MAX = 64, MEMORY = 1 << 20 };
+#define MARKER UINT64_MAX
+
+/* A stream in memory: what came live, and all answers to requests, each with its marker. */
+typedef struct stream {
+  message live[MESSAGES_MAX], answer[MESSAGES_MAX];
+  size_t live_len, answer_len, used;
+  uint8_t bytes[MEMORY];
+} stream;
 
 static uint64_t big_endian(const uint8_t *bytes) {
   uint64_t value = 0;
@@ -39,31 +53,59 @@ static uint64_t big_endian(const uint8_t *bytes) {
   return value;
 }
 
-/* Feeds the live messages; returns how many. */
-static uint64_t run(feeder *f, const char *name, uint64_t *replies) {
+static stream *stream_of(const char *name) {
   char path[160], why[128] = "";
   trace t;
   trace_record r;
-  uint64_t live = 0;
   int more;
+  stream *all = calloc(1, sizeof *all);
   snprintf(path, sizeof path, FOLDER "%s.trace", name);
   cr_assert_eq(trace_open(&t, path), 0, "%s", path);
   while ((more = trace_next(&t, &r, why)) == 1) {
-    if (r.kind != TRACE_LIVE) {
-      ++*replies;
-      continue;
-    }
-    live++;
-    cr_assert_eq(r.frames_len, 3);
-    cr_assert_eq(r.frame_len[1], 8);
-    cr_assert_eq(kvrelay_engine_feed(&f->decoder, &f->source, big_endian(r.frame[1]), r.frame[2],
-                                     r.frame_len[2], r.at_ns),
-                 KVRELAY_OK);
-    cr_assert_eq(ckf_producer_check_(f->producer), CKF_OK);
+    bool live = r.kind == TRACE_LIVE;
+    cr_assert(live ? r.frames_len == 3 : r.frames_len >= 2 && r.frames_len <= 4);
+    cr_assert_eq(r.frame_len[r.frames_len - 2], 8);
+    cr_assert(all->live_len < MESSAGES_MAX && all->answer_len < MESSAGES_MAX);
+    message *m = live ? &all->live[all->live_len++] : &all->answer[all->answer_len++];
+    m->sequence = big_endian(r.frame[r.frames_len - 2]);
+    m->payload = all->bytes + all->used;
+    m->len = r.frame_len[r.frames_len - 1];
+    cr_assert_leq(m->len, MEMORY - all->used);
+    memcpy(all->bytes + all->used, r.frame[r.frames_len - 1], m->len);
+    all->used += m->len;
   }
   cr_assert_eq(more, 0, "%s: %s", path, why);
   trace_close(&t);
-  return live;
+  return all;
+}
+
+/* ---- running ---- */
+
+static void feed_live(feeder *f, const message *m) {
+  cr_assert_eq(
+      kvrelay_engine_feed(&f->decoder, &f->source, m->sequence, m->payload, m->len, m->sequence),
+      KVRELAY_OK);
+  cr_assert_eq(ckf_producer_check_(f->producer), CKF_OK);
+}
+
+static void feed_reply(feeder *f, const message *m) {
+  cr_assert_eq(kvrelay_source_reply(&f->source, m->sequence, m->payload, m->len, 0), KVRELAY_OK);
+  cr_assert_eq(kvrelay_engine_drain(&f->decoder, &f->source, 0), KVRELAY_OK);
+}
+
+/* Answers from the live messages until nothing more is asked; the first answer lacks those of
+ * [lost_first, lost_last]. */
+static void serve(feeder *f, const stream *all, uint64_t lost_first, uint64_t lost_last) {
+  static const message marker = {MARKER, NULL, 0};
+  uint64_t from;
+  for (int requests = 0; kvrelay_source_request(&f->source, &from) == 1; requests++) {
+    cr_assert_lt(requests, 10);
+    for (size_t i = 0; i < all->live_len; i++)
+      if (all->live[i].sequence >= from && (requests != 0 || all->live[i].sequence < lost_first ||
+                                            all->live[i].sequence > lost_last))
+        feed_reply(f, &all->live[i]);
+    feed_reply(f, &marker);
+  }
 }
 
 /* ---- what must come out ---- */
@@ -234,7 +276,7 @@ static void check_counted(const feeder *f, const char *name, const json_t *expec
   }
 }
 
-ParameterizedTestParameters(recordings, end_state) {
+static struct criterion_test_params all_recordings(void) {
   static recording all[RECORDINGS_MAX];
   size_t n = 0;
   DIR *folder = opendir(FOLDER);
@@ -249,10 +291,7 @@ ParameterizedTestParameters(recordings, end_state) {
   return cr_make_param_array(recording, all, n);
 }
 
-ParameterizedTest(recording *r, recordings, end_state) {
-  json_t *root = load(r->name, ".json"), *value;
-  const char *key;
-  json_t *ranks = vec_get(vec_get(root, "expected"), "ranks");
+static feeder *feeder_of(const json_t *root, bool replay) {
   kvrelay_source_config cfg = kvrelay_source_config_default();
   cfg.worker_id = 1;
   cfg.ranks = 2;
@@ -260,10 +299,35 @@ ParameterizedTest(recording *r, recordings, end_state) {
   cfg.hash_format = strcmp(vec_str(vec_get(root, "hash_format")), "DYNAMO_EAGLE_V1") == 0
                         ? HASHFMT_FORMAT_EAGLE
                         : HASHFMT_FORMAT_STANDARD;
-  feeder *f = feeder_new(&cfg, 1024, NULL);
-  uint64_t replies = 0, live = run(f, r->name, &replies);
-  cr_assert_eq(live, vec_u64(vec_get(root, "live_messages")));
-  cr_assert_eq(replies, vec_u64(vec_get(root, "replay_messages")));
+  cfg.replay = replay;
+  cfg.hold_batches = MESSAGES_MAX;
+  cfg.hold_bytes = MEMORY;
+  cfg.partial_memory = 1024;
+  cfg.max_event_blocks = 4096;
+  return feeder_new(&cfg, 1024, NULL);
+}
+
+ParameterizedTestParameters(recordings, end_state) { return all_recordings(); }
+
+ParameterizedTest(recording *r, recordings, end_state) {
+  json_t *root = load(r->name, ".json"), *value;
+  const char *key;
+  json_t *ranks = vec_get(vec_get(root, "expected"), "ranks");
+  feeder *f = feeder_of(root, false);
+  stream *all = stream_of(r->name);
+  for (size_t i = 0; i < all->live_len; i++)
+    feed_live(f, &all->live[i]);
+  cr_assert_eq(all->live_len, vec_u64(vec_get(root, "live_messages")));
+  cr_assert_eq(all->answer_len, vec_u64(vec_get(root, "replay_messages")));
+  for (size_t i = 0; i < all->answer_len; i++) { /* what comes again is what came */
+    const message *a = &all->answer[i];
+    if (a->sequence == MARKER)
+      continue;
+    cr_assert_lt(a->sequence, all->live_len);
+    const message *m = &all->live[a->sequence];
+    cr_assert(m->sequence == a->sequence && m->len == a->len &&
+              memcmp(m->payload, a->payload, a->len) == 0);
+  }
   cr_assert_eq(json_object_size(ranks), 1);
   json_object_foreach (ranks, key, value) {
     uint32_t rank = (uint32_t)strtoul(key, NULL, 10);
@@ -275,9 +339,114 @@ ParameterizedTest(recording *r, recordings, end_state) {
     cr_assert_eq(blocks_of(f, 1 - rank), 0);
     check_externals(f, r->name, rank, value);
   }
-  if (replies != 0)
-    printf("SKIPPED %s: %" PRIu64 " replies of a replay\n", r->name, replies);
   feeder_free(f);
+  free(all);
+  json_decref(root);
+}
+
+/* The same state as without any fault; each batch was applied once, and nothing was lost. */
+static void check_same(feeder *f, const char *name, const json_t *root, size_t batches) {
+  json_t *value, *ranks = vec_get(vec_get(root, "expected"), "ranks");
+  const char *key;
+  cr_assert_eq(kvrelay_source_stats_get(&f->source)->batches, batches, "%s", name);
+  cr_assert_eq(counted(f, KVRELAY_COUNT_LOSS), 0, "%s", name);
+  cr_assert_eq(counted(f, KVRELAY_COUNT_RESTART), 0, "%s", name);
+  json_object_foreach (ranks, key, value) {
+    uint32_t rank = (uint32_t)strtoul(key, NULL, 10);
+    check_live(f, name, rank, value);
+    check_queries(f, name, rank, root);
+    cr_assert(kvrelay_source_complete(&f->source, rank), "%s", name);
+    check_externals(f, name, rank, value);
+  }
+  feeder_free(f);
+}
+
+/* A source whose engine has published nothing yet. */
+static feeder *attached(const json_t *root) {
+  static const message marker = {MARKER, NULL, 0};
+  uint64_t from;
+  feeder *f = feeder_of(root, true);
+  cr_assert_eq(kvrelay_source_request(&f->source, &from), 1);
+  cr_assert_eq(from, 0);
+  feed_reply(f, &marker);
+  return f;
+}
+
+ParameterizedTestParameters(recordings, every_batch_lost_in_turn) { return all_recordings(); }
+
+ParameterizedTest(recording *r, recordings, every_batch_lost_in_turn) {
+  json_t *root = load(r->name, ".json");
+  stream *all = stream_of(r->name);
+  for (size_t lost = 0; lost < all->live_len; lost++) {
+    feeder *f = attached(root);
+    for (size_t i = 0; i < all->live_len; i++)
+      if (i != lost) {
+        feed_live(f, &all->live[i]);
+        serve(f, all, 1, 0);
+      }
+    /* Nothing follows the last one: a reconnect brings it, as would the next batch. */
+    if (lost + 1 == all->live_len) {
+      cr_assert_eq(kvrelay_source_connection(&f->source, true, 0), KVRELAY_OK);
+      serve(f, all, 1, 0);
+    } else {
+      cr_assert_eq(counted(f, KVRELAY_COUNT_GAP), lost == 0 ? 0 : 1);
+    }
+    check_same(f, r->name, root, all->live_len);
+  }
+  free(all);
+  json_decref(root);
+}
+
+ParameterizedTestParameters(recordings, replies_lost_in_the_middle) { return all_recordings(); }
+
+ParameterizedTest(recording *r, recordings, replies_lost_in_the_middle) {
+  json_t *root = load(r->name, ".json");
+  stream *all = stream_of(r->name);
+  for (uint64_t first = 1; first < all->live_len; first++)
+    for (uint64_t last = first; last < all->live_len; last++) {
+      feeder *f = feeder_of(root, true);
+      serve(f, all, first, last);
+      feed_live(f, &all->live[all->live_len - 1]);
+      serve(f, all, 1, 0);
+      check_same(f, r->name, root, all->live_len);
+    }
+  free(all);
+  json_decref(root);
+}
+
+ParameterizedTestParameters(recordings, answers_of_the_engine) { return all_recordings(); }
+
+/* Each recorded answer in the place where it helps: all live batches that it repeats are lost. */
+ParameterizedTest(recording *r, recordings, answers_of_the_engine) {
+  json_t *root = load(r->name, ".json");
+  stream *all = stream_of(r->name);
+  const message *newest = &all->live[all->live_len - 1];
+  for (size_t at = 0, end; at < all->answer_len; at = end + 1) {
+    for (end = at; all->answer[end].sequence != MARKER; end++)
+      cr_assert_lt(end + 1, all->answer_len, "%s: an answer without an end", r->name);
+    if (all->answer[at].sequence == newest->sequence)
+      continue; /* with nothing behind it nobody asks for it */
+    uint64_t from, first = all->answer[at].sequence;
+    bool late = newest->sequence > all->answer[end == at ? at : end - 1].sequence;
+    feeder *f = first == 0 ? feeder_of(root, true) : attached(root);
+    for (size_t i = 0; i < all->live_len && all->live[i].sequence < first; i++)
+      feed_live(f, &all->live[i]);
+    if (first != 0 && first != MARKER)
+      feed_live(f, newest);
+    if (first == MARKER) { /* nothing is missing, nothing is asked */
+      cr_assert_eq(kvrelay_source_request(&f->source, &from), 0);
+    } else {
+      cr_assert_eq(kvrelay_source_request(&f->source, &from), 1, "%s", r->name);
+      cr_assert_eq(from, first, "%s", r->name);
+    }
+    for (size_t i = at; i <= end; i++)
+      feed_reply(f, &all->answer[i]);
+    if (late && first == 0)
+      feed_live(f, newest);
+    cr_assert_eq(kvrelay_source_request(&f->source, &from), 0, "%s", r->name);
+    check_same(f, r->name, root, all->live_len);
+  }
+  free(all);
   json_decref(root);
 }
 
