@@ -47,6 +47,7 @@
  * framing
  * relay
  * consumer
+ * topology
  * source
  * private struct layouts
  *
@@ -1014,6 +1015,100 @@ KVRELAY_API KVRELAY_MUST_USE int kvrelay_consumer_pool_get(const kvrelay_consume
 KVRELAY_API ptrdiff_t kvrelay_consumer_query(const kvrelay_consumer *c, const kvrelay_query *q,
                                              kvrelay_answer *answers, size_t cap, uint64_t *scratch,
                                              size_t scratch_len, uint64_t now_ns);
+
+/* ==== API: topology (contract sections 12, 13) ==== */
+/*
+ * From what workers say of themselves (their cards) to what a relay publishes of it: which pools
+ * may exist, under which names, and which models are ready.  Pure functions over everything the
+ * relay watches, to be called again when something has changed.
+ */
+
+enum kvrelay_liveness {
+  KVRELAY_LIVENESS_UNKNOWN = 0, /* nobody with authority has said yet */
+  KVRELAY_LIVENESS_DEAD,
+  KVRELAY_LIVENESS_LIVE /* routable and discovered */
+};
+
+/* One model that one worker serves.  Everything is lent. */
+typedef struct kvrelay_card {
+  kvrelay_endpoint endpoint;
+  uint64_t worker_id;
+  int32_t liveness;       /* enum kvrelay_liveness */
+  kvrelay_text model_id;  /* canonical; of an adapter card the adapter's */
+  bool has_suffix;        /* an adapter card has both ... */
+  bool has_lora;          /* ... of these, a base card none */
+  kvrelay_text adapter;   /* adapter card: the name the engine knows it by */
+  uint32_t adapter_limit; /* adapter card: how many its worker holds, 0 = not told */
+  const kvrelay_text *aliases;
+  size_t aliases_len;
+  int32_t role;         /* enum kvrelay_role, 0 = not told */
+  bool prefill_capable; /* what its model type says */
+  kvrelay_text model_type;
+  const kvrelay_roles *needs; /* alternatives, each a list of roles */
+  size_t needs_len;
+  kvrelay_domain domain;
+  kvrelay_semantics semantics;
+} kvrelay_card;
+
+/* Bits: conflicts of an endpoint (12.1). */
+enum kvrelay_conflict {
+  KVRELAY_CONFLICT_POOL = 1,    /* no pool; still in the topology, without link */
+  KVRELAY_CONFLICT_BINDING = 2, /* some registration is left out */
+  KVRELAY_CONFLICT_TOPOLOGY = 4 /* no pool, and not in the topology */
+};
+
+/* What the cards of one endpoint come to. */
+typedef struct kvrelay_endpoint_state {
+  kvrelay_endpoint endpoint;
+  uint32_t conflicts;    /* bits of enum kvrelay_conflict */
+  const char *why;       /* the first one found, static text for people; "" without any */
+  bool fit;              /* a pool may exist: the first condition of 12.2, and no other pool of this
+                            identity */
+  kvrelay_domain domain; /* of its first base card */
+  kvrelay_semantics semantics;
+  const kvrelay_registration *registrations; /* merged, in the catalog's order */
+  size_t registrations_len;
+  kvrelay_roles roles; /* of its base cards, in enum order */
+} kvrelay_endpoint_state;
+
+typedef struct kvrelay_topology {
+  const kvrelay_endpoint_state *endpoints; /* in the order of "namespace/component/endpoint" */
+  size_t endpoints_len;
+  const kvrelay_topology_entry *entries; /* ready to send but for the links of their members */
+  size_t entries_len;
+} kvrelay_topology;
+
+/* Bytes kvrelay_topology_derive needs for these cards; SIZE_MAX = more than the machine addresses.
+ */
+KVRELAY_API size_t kvrelay_topology_mem_size(const kvrelay_card *cards, size_t cards_len);
+/*
+ * Derives all of it.  `out` points into `mem` and to the texts of the cards, and is valid as long
+ * as both.  Its order does not depend on the order of the cards.  KVRELAY_OK; KVRELAY_ERR_NOSPACE:
+ * `mem_len` is below kvrelay_topology_mem_size; KVRELAY_ERR_ARG: a card without endpoint.
+ */
+KVRELAY_API KVRELAY_MUST_USE int kvrelay_topology_derive(const kvrelay_card *cards,
+                                                         size_t cards_len, void *mem,
+                                                         size_t mem_len, kvrelay_topology *out);
+
+/* Base workers of one endpoint with the same role, model type and needs (13.1). */
+typedef struct kvrelay_unit {
+  int32_t role;  /* enum kvrelay_role; LEGACY = without */
+  bool known;    /* false: nobody knows who of its endpoint is alive, and none counts as live */
+  uint32_t live; /* workers */
+  const kvrelay_roles *needs; /* lent */
+  size_t needs_len;
+} kvrelay_unit;
+
+typedef struct kvrelay_readiness {
+  int32_t state;             /* enum kvrelay_ready_state */
+  uint32_t present, missing; /* bit 1 << role */
+  uint32_t duplicates;       /* the same; all of them, on the wire only PREFILL and DECODE */
+  bool legacy_fallback_active;
+} kvrelay_readiness;
+/* Evaluates the units of one model, or of one adapter (13.1, 13.3). */
+KVRELAY_API kvrelay_readiness kvrelay_readiness_judge(const kvrelay_unit *units, size_t units_len);
+/* The roles of a mask in enum order, static; bits outside the enum are left out. */
+KVRELAY_API kvrelay_roles kvrelay_roles_of(uint32_t mask);
 
 /* ==== API: source (events sections 3, 7, 8, 9) ==== */
 
@@ -5089,6 +5184,684 @@ KVRELAY_API ptrdiff_t kvrelay_consumer_query(const kvrelay_consumer *c, const kv
   }
   kvrelay_sort_(answers, count < cap ? count : cap, sizeof *answers, kvrelay_answer_before_, NULL);
   return (ptrdiff_t)count;
+}
+
+/* ==== topology (impl) ==== */
+
+#define KVRELAY_ROLE_BIT_(ROLE) (UINT32_C(1) << (ROLE))
+#define KVRELAY_ROLES_TYPED_                                                                       \
+  (KVRELAY_ROLE_BIT_(KVRELAY_ROLE_PREFILL) | KVRELAY_ROLE_BIT_(KVRELAY_ROLE_DECODE) |              \
+   KVRELAY_ROLE_BIT_(KVRELAY_ROLE_ENCODE) | KVRELAY_ROLE_BIT_(KVRELAY_ROLE_AGGREGATED))
+
+static bool kvrelay_role_valid_(int32_t role) {
+  return role >= KVRELAY_ROLE_PREFILL && role <= KVRELAY_ROLE_LEGACY;
+}
+
+kvrelay_roles kvrelay_roles_of(uint32_t mask) {
+  static const int32_t lists[32][5] = {
+      {0},       {1},          {2},          {1, 2},         {3},       {1, 3},    {2, 3},
+      {1, 2, 3}, {4},          {1, 4},       {2, 4},         {1, 2, 4}, {3, 4},    {1, 3, 4},
+      {2, 3, 4}, {1, 2, 3, 4}, {5},          {1, 5},         {2, 5},    {1, 2, 5}, {3, 5},
+      {1, 3, 5}, {2, 3, 5},    {1, 2, 3, 5}, {4, 5},         {1, 4, 5}, {2, 4, 5}, {1, 2, 4, 5},
+      {3, 4, 5}, {1, 3, 4, 5}, {2, 3, 4, 5}, {1, 2, 3, 4, 5}};
+  kvrelay_roles roles;
+  uint32_t bits;
+  mask = mask >> 1 & 31;
+  roles.ptr = lists[mask];
+  roles.len = 0;
+  for (bits = mask; bits != 0; bits &= bits - 1)
+    roles.len++;
+  return roles;
+}
+
+/* Roles of one alternative; *possible is false when it names one that cannot be there. */
+static uint32_t kvrelay_needs_mask_(const kvrelay_roles *alternative, bool *possible) {
+  uint32_t mask = 0;
+  size_t i;
+  *possible = true;
+  for (i = 0; i < alternative->len; i++)
+    if (kvrelay_role_valid_(alternative->ptr[i]))
+      mask |= KVRELAY_ROLE_BIT_(alternative->ptr[i]);
+    else
+      *possible = false;
+  return mask;
+}
+
+/* What a live unit's needs leave wanting, 0 when an alternative is there in full. */
+static uint32_t kvrelay_needs_missing_(const kvrelay_unit *u, uint32_t present) {
+  uint32_t missing = 0;
+  size_t i;
+  for (i = 0; i < u->needs_len; i++) {
+    bool possible;
+    const uint32_t wanted = kvrelay_needs_mask_(&u->needs[i], &possible) & ~present;
+    if (possible && wanted == 0)
+      return 0;
+    missing |= wanted;
+  }
+  return missing;
+}
+
+kvrelay_readiness kvrelay_readiness_judge(const kvrelay_unit *units, size_t units_len) {
+  kvrelay_readiness r = {KVRELAY_READY_UNAVAILABLE, 0, 0, 0, false};
+  uint32_t declared = 0;
+  bool unknown = false, has_live = false;
+  size_t i;
+  for (i = 0; i < units_len; i++) {
+    const kvrelay_unit *const u = &units[i];
+    const uint32_t typed = KVRELAY_ROLE_BIT_(u->role) & KVRELAY_ROLES_TYPED_;
+    unknown |= !u->known;
+    declared |= typed;
+    r.legacy_fallback_active |= typed == 0;
+    if (!u->known || u->live == 0)
+      continue;
+    has_live = true;
+    r.duplicates |= r.present & typed & ~KVRELAY_ROLE_BIT_(KVRELAY_ROLE_AGGREGATED);
+    r.present |= typed;
+  }
+  if (r.legacy_fallback_active) {
+    r.duplicates = 0;
+  } else {
+    r.missing = declared & ~r.present;
+    for (i = 0; i < units_len; i++)
+      if (units[i].known && units[i].live > 0)
+        r.missing |= kvrelay_needs_missing_(&units[i], r.present);
+  }
+  if (has_live && (r.missing | r.duplicates) == 0)
+    r.state = KVRELAY_READY_READY;
+  if (unknown) {
+    r.state = KVRELAY_READY_UNKNOWN;
+    r.present = r.missing = 0;
+  }
+  return r;
+}
+
+/* ---- cards in order ---- */
+
+enum {
+  KVRELAY_CARD_LEFT_OUT_, /* takes no part */
+  KVRELAY_CARD_BASE_,
+  KVRELAY_CARD_ADAPTER_ /* its worker has a base card that takes part */
+};
+
+/* A card, and what was found out about it. */
+typedef struct kvrelay_placed_ {
+  const kvrelay_card *card;
+  const struct kvrelay_placed_ *base; /* of its worker; itself for a base card */
+  uint32_t endpoint;                  /* number in the order of paths */
+  uint32_t registration;
+  uint8_t kind;
+} kvrelay_placed_;
+
+/* A registration while it is judged; the merged ones are numbered. */
+typedef struct kvrelay_claimed_ {
+  kvrelay_registration registration;
+  uint32_t endpoint;
+  bool ambiguous;
+} kvrelay_claimed_;
+
+/* A name, by which of the registrations it is claimed, and how. */
+typedef struct kvrelay_claim_ {
+  kvrelay_text name;
+  uint32_t registration;
+  bool alias, ambiguous;
+} kvrelay_claim_;
+
+/* An endpoint's cards, and where its registrations stand. */
+typedef struct kvrelay_site_ {
+  kvrelay_endpoint_state *state;
+  size_t from, to; /* in placed */
+  kvrelay_text base_model;
+  bool known, takes_part;
+} kvrelay_site_;
+
+/* All of one derivation; pieces of `mem`. */
+typedef struct kvrelay_deriving_ {
+  kvrelay_placed_ *placed;  /* by path, worker, kind */
+  kvrelay_placed_ **shaped; /* for units */
+  kvrelay_site_ *sites;
+  kvrelay_endpoint_state *states;
+  uint32_t *order; /* of endpoints */
+  kvrelay_claimed_ *claimed;
+  kvrelay_claim_ *claims;
+  kvrelay_registration *registrations;
+  kvrelay_text *aliases;
+  kvrelay_unit *units;
+  kvrelay_topology_entry *entries;
+  kvrelay_topology_member *members;
+  kvrelay_adapter_readiness *adapters;
+  size_t cards_len, sites_len, claimed_len, claims_len, entries_len, members_len, adapters_len;
+} kvrelay_deriving_;
+
+static bool kvrelay_deriving_plan_(kvrelay_deriving_ *d, const kvrelay_card *cards, size_t n,
+                                   uint8_t *base, size_t *bytes) {
+  kvrelay_bump_ b = {base, 0, false};
+  size_t aliases = 0, i;
+  for (i = 0; i < n; i++) {
+    if (cards[i].aliases_len > SIZE_MAX / 2 - aliases)
+      return false;
+    aliases += cards[i].aliases_len;
+  }
+  if (n > UINT32_MAX || aliases > UINT32_MAX)
+    return false;
+  KVRELAY_MEMSET(d, 0, sizeof *d);
+  d->placed = (kvrelay_placed_ *)kvrelay_bump_take_(&b, n, sizeof *d->placed);
+  d->shaped = (kvrelay_placed_ **)kvrelay_bump_take_(&b, n, sizeof *d->shaped);
+  d->sites = (kvrelay_site_ *)kvrelay_bump_take_(&b, n, sizeof *d->sites);
+  d->states = (kvrelay_endpoint_state *)kvrelay_bump_take_(&b, n, sizeof *d->states);
+  d->order = (uint32_t *)kvrelay_bump_take_(&b, n, sizeof *d->order);
+  d->claimed = (kvrelay_claimed_ *)kvrelay_bump_take_(&b, n, sizeof *d->claimed);
+  d->claims = (kvrelay_claim_ *)kvrelay_bump_take_(&b, n + aliases, sizeof *d->claims);
+  d->registrations = (kvrelay_registration *)kvrelay_bump_take_(&b, n, sizeof *d->registrations);
+  d->aliases = (kvrelay_text *)kvrelay_bump_take_(&b, aliases, sizeof *d->aliases);
+  d->units = (kvrelay_unit *)kvrelay_bump_take_(&b, n, sizeof *d->units);
+  d->entries = (kvrelay_topology_entry *)kvrelay_bump_take_(&b, n, sizeof *d->entries);
+  d->members = (kvrelay_topology_member *)kvrelay_bump_take_(&b, n, sizeof *d->members);
+  d->adapters = (kvrelay_adapter_readiness *)kvrelay_bump_take_(&b, n, sizeof *d->adapters);
+  d->cards_len = n;
+  *bytes = b.used;
+  return !b.overflow;
+}
+
+size_t kvrelay_topology_mem_size(const kvrelay_card *cards, size_t cards_len) {
+  kvrelay_deriving_ d;
+  size_t bytes;
+  return kvrelay_deriving_plan_(&d, cards, cards_len, NULL, &bytes) ? bytes + 15 : SIZE_MAX;
+}
+
+/* Order of "namespace/component/endpoint". */
+static int kvrelay_path_compare_(const kvrelay_endpoint *a, const kvrelay_endpoint *b) {
+  const kvrelay_text as[3] = {a->namespace_, a->component, a->endpoint};
+  const kvrelay_text bs[3] = {b->namespace_, b->component, b->endpoint};
+  size_t ai = 0, bi = 0, ap = 0, bp = 0;
+  for (;;) { /* -1: the end */
+    const int ac = ap < as[ai].len ? as[ai].ptr[ap] : ai < 2 ? '/' : -1;
+    const int bc = bp < bs[bi].len ? bs[bi].ptr[bp] : bi < 2 ? '/' : -1;
+    if (ac != bc)
+      return ac < bc ? -1 : 1;
+    if (ac < 0) /* the same path; its parts may differ when they contain slashes */
+      break;
+    if (ap++ >= as[ai].len) {
+      ai++;
+      ap = 0;
+    }
+    if (bp++ >= bs[bi].len) {
+      bi++;
+      bp = 0;
+    }
+  }
+  ap = as[0].len - bs[0].len;
+  bp = as[1].len - bs[1].len;
+  return ap != 0   ? (as[0].len < bs[0].len ? -1 : 1)
+         : bp != 0 ? (as[1].len < bs[1].len ? -1 : 1)
+                   : 0;
+}
+
+static int kvrelay_order_u64_(uint64_t a, uint64_t b) { return (a > b) - (a < b); }
+
+static int kvrelay_domain_compare_(const kvrelay_domain *a, const kvrelay_domain *b) {
+  kvrelay_pool_id x, y;
+  KVRELAY_MEMSET(&x, 0, sizeof x);
+  KVRELAY_MEMSET(&y, 0, sizeof y);
+  x.domain = *a;
+  y.domain = *b;
+  return kvrelay_pool_id_compare(&x, &y);
+}
+
+static int32_t kvrelay_card_role_(const kvrelay_card *c) {
+  return c->role != 0 ? c->role : c->prefill_capable ? KVRELAY_ROLE_PREFILL : KVRELAY_ROLE_LEGACY;
+}
+
+static const int32_t kvrelay_decode_[1] = {KVRELAY_ROLE_DECODE};
+static const kvrelay_roles kvrelay_prefill_needs_[1] = {{kvrelay_decode_, 1}};
+
+static const kvrelay_roles *kvrelay_card_needs_(const kvrelay_card *c, size_t *len) {
+  const bool told = c->role != 0 || c->needs_len != 0 || !c->prefill_capable;
+  *len = told ? c->needs_len : 1;
+  return told ? c->needs : kvrelay_prefill_needs_;
+}
+
+/* What a unit has in common; the needs as they are written. */
+static int kvrelay_shape_compare_(const kvrelay_card *a, const kvrelay_card *b) {
+  size_t an, bn, i, k;
+  const kvrelay_roles *const as = kvrelay_card_needs_(a, &an), *const bs =
+                                                                   kvrelay_card_needs_(b, &bn);
+  int c = kvrelay_order_u64_((uint64_t)kvrelay_card_role_(a), (uint64_t)kvrelay_card_role_(b));
+  c = c != 0 ? c : kvrelay_text_compare_(a->model_type, b->model_type);
+  c = c != 0 ? c : kvrelay_order_u64_(an, bn);
+  for (i = 0; c == 0 && i < an; i++) {
+    c = kvrelay_order_u64_(as[i].len, bs[i].len);
+    for (k = 0; c == 0 && k < as[i].len; k++)
+      c = kvrelay_order_u64_((uint64_t)as[i].ptr[k], (uint64_t)bs[i].ptr[k]);
+  }
+  return c;
+}
+
+static bool kvrelay_placed_before_(const void *context, const void *a, const void *b) {
+  const kvrelay_card *const x = ((const kvrelay_placed_ *)a)->card;
+  const kvrelay_card *const y = ((const kvrelay_placed_ *)b)->card;
+  int c = kvrelay_path_compare_(&x->endpoint, &y->endpoint);
+  (void)context;
+  c = c != 0 ? c : kvrelay_order_u64_(x->worker_id, y->worker_id);
+  c = c != 0 ? c : (int)(x->has_suffix | x->has_lora) - (int)(y->has_suffix | y->has_lora);
+  c = c != 0 ? c : kvrelay_text_compare_(x->model_id, y->model_id);
+  c = c != 0 ? c : kvrelay_text_compare_(x->adapter, y->adapter);
+  return c < 0;
+}
+
+static void kvrelay_conflict_(kvrelay_endpoint_state *s, uint32_t conflict, const char *why) {
+  if (s->conflicts == 0)
+    s->why = why;
+  s->conflicts |= conflict;
+}
+
+/* ---- one endpoint ---- */
+
+/* Judges the base cards of an endpoint among each other; returns the mask of their roles. */
+static uint32_t kvrelay_site_bases_(kvrelay_deriving_ *d, kvrelay_site_ *site) {
+  kvrelay_endpoint_state *const s = site->state;
+  const kvrelay_card *first = NULL;
+  uint32_t roles = 0;
+  size_t i;
+  for (i = site->from; i < site->to; i++) {
+    kvrelay_placed_ *const p = &d->placed[i];
+    const kvrelay_card *const c = p->card;
+    site->known &= c->liveness != KVRELAY_LIVENESS_UNKNOWN;
+    if (c->has_suffix != c->has_lora)
+      kvrelay_conflict_(s, KVRELAY_CONFLICT_BINDING, "a card has half of what an adapter has");
+    if (c->has_suffix || c->has_lora)
+      continue;
+    if (first == NULL) {
+      first = c;
+      s->domain = c->domain;
+      s->semantics = c->semantics;
+    } else if (kvrelay_domain_compare_(&s->domain, &c->domain) != 0 ||
+               s->semantics.kv_block_size != c->semantics.kv_block_size ||
+               s->semantics.hash_format != c->semantics.hash_format) {
+      kvrelay_conflict_(s, KVRELAY_CONFLICT_POOL,
+                        "base cards differ in domain, block size or hash format");
+    }
+    if (c->semantics.kv_block_size == 0)
+      kvrelay_conflict_(s, KVRELAY_CONFLICT_POOL, "block size 0");
+    if (i > site->from && d->placed[i - 1].base == &d->placed[i - 1] &&
+        d->placed[i - 1].card->worker_id == c->worker_id)
+      kvrelay_conflict_(s, KVRELAY_CONFLICT_TOPOLOGY, "a worker has two base cards");
+    p->base = p;
+    if (!kvrelay_text_valid(c->model_id) || !kvrelay_role_valid_(kvrelay_card_role_(c))) {
+      kvrelay_conflict_(s, KVRELAY_CONFLICT_BINDING, "a base model's name or role is not valid");
+      continue;
+    }
+    p->kind = KVRELAY_CARD_BASE_;
+    roles |= KVRELAY_ROLE_BIT_(kvrelay_card_role_(c));
+    if (site->base_model.len == 0)
+      site->base_model = c->model_id;
+    else if (kvrelay_text_compare_(site->base_model, c->model_id) != 0)
+      kvrelay_conflict_(s, KVRELAY_CONFLICT_TOPOLOGY, "more than one base model");
+  }
+  if (first == NULL)
+    kvrelay_conflict_(s, KVRELAY_CONFLICT_POOL, "no base card");
+  return roles;
+}
+
+/* Gives adapter cards their base; cards of a worker stand together, its base cards first. */
+static void kvrelay_site_adapters_(kvrelay_deriving_ *d, kvrelay_site_ *site) {
+  const kvrelay_placed_ *base = NULL;
+  uint64_t worker = 0;
+  uint32_t limit = 0;
+  size_t i;
+  for (i = site->from; i < site->to; i++) {
+    kvrelay_placed_ *const p = &d->placed[i];
+    const kvrelay_card *const c = p->card;
+    if (i == site->from || c->worker_id != worker) {
+      base = NULL;
+      worker = c->worker_id;
+      limit = 0;
+    }
+    if (p->kind == KVRELAY_CARD_BASE_ && base == NULL)
+      base = p;
+    if (!c->has_suffix || !c->has_lora || base == NULL)
+      continue;
+    if (limit != 0 && c->adapter_limit != 0 && c->adapter_limit != limit)
+      kvrelay_conflict_(site->state, KVRELAY_CONFLICT_POOL, "adapter limits of a worker differ");
+    limit = limit != 0 ? limit : c->adapter_limit;
+    p->base = base;
+    if (kvrelay_text_valid(c->model_id) && kvrelay_text_valid(c->adapter))
+      p->kind = KVRELAY_CARD_ADAPTER_;
+    else
+      kvrelay_conflict_(site->state, KVRELAY_CONFLICT_BINDING, "an adapter's name is not valid");
+  }
+}
+
+static void kvrelay_deriving_sites_(kvrelay_deriving_ *d) {
+  size_t i, from;
+  for (from = 0; from < d->cards_len; from = i) {
+    kvrelay_site_ *const site = &d->sites[d->sites_len];
+    KVRELAY_MEMSET(site, 0, sizeof *site);
+    site->state = &d->states[d->sites_len];
+    KVRELAY_MEMSET(site->state, 0, sizeof *site->state);
+    site->state->endpoint = d->placed[from].card->endpoint;
+    site->state->why = "";
+    site->known = true;
+    for (i = from; i < d->cards_len && kvrelay_path_compare_(&d->placed[from].card->endpoint,
+                                                             &d->placed[i].card->endpoint) == 0;
+         i++)
+      d->placed[i].endpoint = (uint32_t)d->sites_len;
+    site->from = from;
+    site->to = i;
+    site->state->roles = kvrelay_roles_of(kvrelay_site_bases_(d, site));
+    kvrelay_site_adapters_(d, site);
+    d->sites_len++;
+  }
+}
+
+/* ---- names ---- */
+
+static int kvrelay_target_compare_(const kvrelay_target *a, const kvrelay_target *b) {
+  int c = (int)a->kind - (int)b->kind;
+  c = c != 0 ? c : kvrelay_text_compare_(a->base_model, b->base_model);
+  return c != 0 ? c : kvrelay_text_compare_(a->adapter, b->adapter);
+}
+
+static int kvrelay_registration_compare_(const kvrelay_registration *a,
+                                         const kvrelay_registration *b) {
+  const int c = kvrelay_text_compare_(a->canonical_model_id, b->canonical_model_id);
+  return c != 0 ? c : kvrelay_target_compare_(&a->target, &b->target);
+}
+
+static kvrelay_registration kvrelay_card_registration_(const kvrelay_placed_ *p) {
+  kvrelay_registration r;
+  KVRELAY_MEMSET(&r, 0, sizeof r);
+  r.canonical_model_id = p->card->model_id;
+  r.target.present = true;
+  r.target.kind = p->kind == KVRELAY_CARD_BASE_ ? KVRELAY_TARGET_BASE : KVRELAY_TARGET_LORA;
+  r.target.base_model = p->base->card->model_id;
+  if (p->kind == KVRELAY_CARD_ADAPTER_)
+    r.target.adapter = p->card->adapter;
+  return r;
+}
+
+/* By endpoint and registration. */
+static bool kvrelay_binding_before_(const void *context, const void *a, const void *b) {
+  const kvrelay_placed_ *const x = *(kvrelay_placed_ *const *)a;
+  const kvrelay_placed_ *const y = *(kvrelay_placed_ *const *)b;
+  const kvrelay_registration rx = kvrelay_card_registration_(x), ry = kvrelay_card_registration_(y);
+  (void)context;
+  return x->endpoint != y->endpoint ? x->endpoint < y->endpoint
+                                    : kvrelay_registration_compare_(&rx, &ry) < 0;
+}
+
+/* By name, and claimants of one name by what they are. */
+static bool kvrelay_claim_before_(const void *context, const void *a, const void *b) {
+  const kvrelay_claimed_ *const claimed = (const kvrelay_claimed_ *)context;
+  const kvrelay_claim_ *const x = (const kvrelay_claim_ *)a, *const y = (const kvrelay_claim_ *)b;
+  const int c = kvrelay_text_compare_(x->name, y->name);
+  return c != 0 ? c < 0
+                : kvrelay_registration_compare_(&claimed[x->registration].registration,
+                                                &claimed[y->registration].registration) < 0;
+}
+
+/* By registration, ids before aliases, and those by bytes. */
+static bool kvrelay_claim_home_before_(const void *context, const void *a, const void *b) {
+  const kvrelay_claim_ *const x = (const kvrelay_claim_ *)a, *const y = (const kvrelay_claim_ *)b;
+  (void)context;
+  if (x->registration != y->registration)
+    return x->registration < y->registration;
+  return x->alias != y->alias ? y->alias : kvrelay_text_compare_(x->name, y->name) < 0;
+}
+
+static void kvrelay_claim_add_(kvrelay_deriving_ *d, kvrelay_text name, uint32_t registration,
+                               bool alias) {
+  const kvrelay_claim_ claim = {name, registration, alias, false};
+  d->claims[d->claims_len++] = claim;
+}
+
+/* Merges what cards of an endpoint say of the same target, and collects every name. */
+static void kvrelay_deriving_claims_(kvrelay_deriving_ *d) {
+  size_t n = 0, i, k;
+  for (i = 0; i < d->cards_len; i++)
+    if (d->placed[i].kind != KVRELAY_CARD_LEFT_OUT_)
+      d->shaped[n++] = &d->placed[i];
+  kvrelay_sort_(d->shaped, n, sizeof *d->shaped, kvrelay_binding_before_, NULL);
+  for (i = 0; i < n; i++) {
+    kvrelay_placed_ *const p = d->shaped[i];
+    if (i == 0 || kvrelay_binding_before_(NULL, &d->shaped[i - 1], &d->shaped[i])) {
+      kvrelay_claimed_ *const c = &d->claimed[d->claimed_len++];
+      c->registration = kvrelay_card_registration_(p);
+      c->endpoint = p->endpoint;
+      c->ambiguous = false;
+      kvrelay_claim_add_(d, p->card->model_id, (uint32_t)d->claimed_len - 1, false);
+    }
+    p->registration = (uint32_t)d->claimed_len - 1;
+    for (k = 0; k < p->card->aliases_len; k++)
+      if (kvrelay_text_valid(p->card->aliases[k]) &&
+          kvrelay_text_compare_(p->card->aliases[k], p->card->model_id) != 0)
+        kvrelay_claim_add_(d, p->card->aliases[k], p->registration, true);
+  }
+}
+
+/* Marks names that more than one target claims; an id takes its registration along. */
+static void kvrelay_deriving_ambiguous_(kvrelay_deriving_ *d) {
+  size_t from, to;
+  kvrelay_sort_(d->claims, d->claims_len, sizeof *d->claims, kvrelay_claim_before_, d->claimed);
+  for (from = 0; from < d->claims_len; from = to) {
+    const kvrelay_claim_ *const first = &d->claims[from];
+    bool ambiguous;
+    for (to = from + 1;
+         to < d->claims_len && kvrelay_text_compare_(first->name, d->claims[to].name) == 0; to++) {
+    }
+    ambiguous = kvrelay_claim_before_(d->claimed, first, &d->claims[to - 1]);
+    for (size_t i = from; ambiguous && i < to; i++) {
+      kvrelay_claimed_ *const c = &d->claimed[d->claims[i].registration];
+      d->claims[i].ambiguous = true;
+      if (d->claims[i].alias)
+        continue;
+      c->ambiguous = true;
+      kvrelay_conflict_(&d->states[c->endpoint], KVRELAY_CONFLICT_BINDING,
+                        "a model's name means something else elsewhere");
+    }
+  }
+  kvrelay_sort_(d->claims, d->claims_len, sizeof *d->claims, kvrelay_claim_home_before_, NULL);
+}
+
+/* Lists what is left, per endpoint, with the aliases that are left. */
+static void kvrelay_deriving_registrations_(kvrelay_deriving_ *d) {
+  size_t claim = 0, aliases = 0, len = 0, i;
+  for (i = 0; i < d->claimed_len; i++) {
+    kvrelay_claimed_ *const c = &d->claimed[i];
+    kvrelay_endpoint_state *const s = &d->states[c->endpoint];
+    kvrelay_registration *const r = &c->registration;
+    r->aliases = &d->aliases[aliases];
+    for (; claim < d->claims_len && d->claims[claim].registration == i; claim++) {
+      const kvrelay_claim_ *const name = &d->claims[claim];
+      if (name->alias && !name->ambiguous &&
+          (r->aliases_len == 0 ||
+           kvrelay_text_compare_(r->aliases[r->aliases_len - 1], name->name) != 0)) {
+        d->aliases[aliases++] = name->name;
+        r->aliases_len++;
+      }
+    }
+    if (c->ambiguous)
+      continue;
+    if (s->registrations_len++ == 0)
+      s->registrations = &d->registrations[len];
+    d->registrations[len++] = *r;
+    if (r->target.kind == KVRELAY_TARGET_BASE)
+      d->sites[c->endpoint].takes_part = true;
+  }
+}
+
+/* ---- pools ---- */
+
+static bool kvrelay_site_domain_before_(const void *context, const void *a, const void *b) {
+  const kvrelay_endpoint_state *const states = (const kvrelay_endpoint_state *)context;
+  return kvrelay_domain_compare_(&states[*(const uint32_t *)a].domain,
+                                 &states[*(const uint32_t *)b].domain) < 0;
+}
+
+/* Which endpoints may have a pool; those with the same identity may not (12.3). */
+static void kvrelay_deriving_pools_(kvrelay_deriving_ *d) {
+  size_t n = 0, from, to;
+  for (size_t i = 0; i < d->sites_len; i++) {
+    kvrelay_endpoint_state *const s = &d->states[i];
+    s->fit = s->registrations_len > 0 &&
+             (s->conflicts & (KVRELAY_CONFLICT_POOL | KVRELAY_CONFLICT_TOPOLOGY)) == 0;
+    if (s->fit)
+      d->order[n++] = (uint32_t)i;
+  }
+  kvrelay_sort_(d->order, n, sizeof *d->order, kvrelay_site_domain_before_, d->states);
+  for (from = 0; from < n; from = to) {
+    for (to = from + 1; to < n && kvrelay_domain_compare_(&d->states[d->order[from]].domain,
+                                                          &d->states[d->order[to]].domain) == 0;
+         to++) {
+    }
+    for (size_t i = from; to - from > 1 && i < to; i++) {
+      kvrelay_conflict_(&d->states[d->order[i]], KVRELAY_CONFLICT_POOL,
+                        "another endpoint has the same pool identity");
+      d->states[d->order[i]].fit = false;
+    }
+  }
+}
+
+/* ---- readiness ---- */
+
+/* By name of the base model, then by path. */
+static bool kvrelay_site_model_before_(const void *context, const void *a, const void *b) {
+  const kvrelay_site_ *const sites = (const kvrelay_site_ *)context;
+  const uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
+  int c = kvrelay_text_compare_(sites[x].state->endpoint.namespace_,
+                                sites[y].state->endpoint.namespace_);
+  c = c != 0 ? c : kvrelay_text_compare_(sites[x].base_model, sites[y].base_model);
+  return c != 0 ? c < 0 : x < y;
+}
+
+/* By registered name (the same for all base cards of an entry), endpoint and shape. */
+static bool kvrelay_unit_before_(const void *context, const void *a, const void *b) {
+  const kvrelay_placed_ *const x = *(kvrelay_placed_ *const *)a;
+  const kvrelay_placed_ *const y = *(kvrelay_placed_ *const *)b;
+  const int c = kvrelay_text_compare_(x->card->model_id, y->card->model_id);
+  (void)context;
+  if (c != 0 || x->endpoint != y->endpoint)
+    return c != 0 ? c < 0 : x->endpoint < y->endpoint;
+  return kvrelay_shape_compare_(x->base->card, y->base->card) < 0;
+}
+
+/* Judges the units of `n` cards of one name, in their order. */
+static kvrelay_readiness kvrelay_units_judge_(const kvrelay_deriving_ *d,
+                                              kvrelay_placed_ *const *cards, size_t n) {
+  size_t units = 0, i;
+  for (i = 0; i < n; i++) {
+    const kvrelay_card *const c = cards[i]->base->card;
+    kvrelay_unit *u = &d->units[units];
+    if (i == 0 || kvrelay_unit_before_(NULL, &cards[i - 1], &cards[i])) {
+      u->role = kvrelay_card_role_(c);
+      u->known = d->sites[cards[i]->endpoint].known;
+      u->live = 0;
+      u->needs = kvrelay_card_needs_(c, &u->needs_len);
+      units++;
+    }
+    u = &d->units[units - 1];
+    u->live += c->liveness == KVRELAY_LIVENESS_LIVE;
+  }
+  return kvrelay_readiness_judge(d->units, units);
+}
+
+/* Lists the cards of a kind of the sites order[from, to), sorted into units. */
+static size_t kvrelay_entry_cards_(kvrelay_deriving_ *d, size_t from, size_t to, uint8_t kind) {
+  size_t n = 0;
+  for (; from < to; from++) {
+    const kvrelay_site_ *const site = &d->sites[d->order[from]];
+    for (size_t i = site->from; i < site->to; i++)
+      if (d->placed[i].kind == kind && !d->claimed[d->placed[i].registration].ambiguous)
+        d->shaped[n++] = &d->placed[i];
+  }
+  kvrelay_sort_(d->shaped, n, sizeof *d->shaped, kvrelay_unit_before_, NULL);
+  return n;
+}
+
+/* One entry of the sites order[from, to). */
+static void kvrelay_entry_(kvrelay_deriving_ *d, size_t from, size_t to) {
+  const kvrelay_site_ *const site = &d->sites[d->order[from]];
+  kvrelay_topology_entry *const e = &d->entries[d->entries_len++];
+  kvrelay_readiness r =
+      kvrelay_units_judge_(d, d->shaped, kvrelay_entry_cards_(d, from, to, KVRELAY_CARD_BASE_));
+  size_t n, first, end;
+  KVRELAY_MEMSET(e, 0, sizeof *e);
+  e->namespace_ = site->state->endpoint.namespace_;
+  e->canonical_model_id = site->base_model;
+  e->state = r.state;
+  e->present_roles = kvrelay_roles_of(r.present);
+  e->missing_roles = kvrelay_roles_of(r.missing);
+  e->duplicate_role_endpoints =
+      kvrelay_roles_of(r.duplicates & (KVRELAY_ROLE_BIT_(KVRELAY_ROLE_PREFILL) |
+                                       KVRELAY_ROLE_BIT_(KVRELAY_ROLE_DECODE)));
+  e->legacy_fallback_active = r.legacy_fallback_active;
+  e->members = &d->members[d->members_len];
+  for (; e->members_len < to - from; e->members_len++, d->members_len++) {
+    kvrelay_topology_member *const m = &d->members[d->members_len];
+    KVRELAY_MEMSET(m, 0, sizeof *m);
+    m->endpoint = d->states[d->order[from + e->members_len]].endpoint;
+    m->roles = d->states[d->order[from + e->members_len]].roles;
+  }
+  e->adapters = &d->adapters[d->adapters_len];
+  n = kvrelay_entry_cards_(d, from, to, KVRELAY_CARD_ADAPTER_);
+  for (first = 0; first < n; first = end, e->adapters_len++) {
+    kvrelay_adapter_readiness *const a = &d->adapters[d->adapters_len++];
+    for (end = first + 1; end < n && kvrelay_text_compare_(d->shaped[first]->card->model_id,
+                                                           d->shaped[end]->card->model_id) == 0;
+         end++) {
+    }
+    r = kvrelay_units_judge_(d, d->shaped + first, end - first);
+    a->canonical_model_id = d->shaped[first]->card->model_id;
+    a->state = r.state;
+    a->missing_roles = kvrelay_roles_of(r.missing);
+  }
+}
+
+static void kvrelay_deriving_entries_(kvrelay_deriving_ *d) {
+  size_t n = 0, from, to;
+  for (size_t i = 0; i < d->sites_len; i++)
+    if (d->sites[i].takes_part && !(d->states[i].conflicts & KVRELAY_CONFLICT_TOPOLOGY))
+      d->order[n++] = (uint32_t)i;
+  kvrelay_sort_(d->order, n, sizeof *d->order, kvrelay_site_model_before_, d->sites);
+  for (from = 0; from < n; from = to) {
+    const kvrelay_site_ *const first = &d->sites[d->order[from]];
+    for (to = from + 1; to < n; to++) {
+      const kvrelay_site_ *const site = &d->sites[d->order[to]];
+      if (kvrelay_text_compare_(first->state->endpoint.namespace_,
+                                site->state->endpoint.namespace_) != 0 ||
+          kvrelay_text_compare_(first->base_model, site->base_model) != 0)
+        break;
+    }
+    kvrelay_entry_(d, from, to);
+  }
+}
+
+int kvrelay_topology_derive(const kvrelay_card *cards, size_t cards_len, void *mem, size_t mem_len,
+                            kvrelay_topology *out) {
+  const size_t need = kvrelay_topology_mem_size(cards, cards_len);
+  kvrelay_deriving_ d;
+  size_t bytes, i;
+  for (i = 0; i < cards_len; i++)
+    if (!cards[i].endpoint.present)
+      return KVRELAY_ERR_ARG;
+  if (need == SIZE_MAX || need > mem_len ||
+      !kvrelay_deriving_plan_(&d, cards, cards_len, kvrelay_align_(mem), &bytes))
+    return KVRELAY_ERR_NOSPACE;
+  for (i = 0; i < cards_len; i++) {
+    const kvrelay_placed_ placed = {&cards[i], NULL, 0, 0, KVRELAY_CARD_LEFT_OUT_};
+    d.placed[i] = placed;
+  }
+  kvrelay_sort_(d.placed, cards_len, sizeof *d.placed, kvrelay_placed_before_, NULL);
+  kvrelay_deriving_sites_(&d);
+  kvrelay_deriving_claims_(&d);
+  kvrelay_deriving_ambiguous_(&d);
+  kvrelay_deriving_registrations_(&d);
+  kvrelay_deriving_pools_(&d);
+  kvrelay_deriving_entries_(&d);
+  out->endpoints = d.states;
+  out->endpoints_len = d.sites_len;
+  out->entries = d.entries;
+  out->entries_len = d.entries_len;
+  return KVRELAY_OK;
 }
 
 /* ==== source (impl) ==== */

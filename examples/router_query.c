@@ -93,6 +93,14 @@ static void router_open(router *r) {
   }
 }
 
+static void router_close(router *r) {
+  for (unsigned i = 0; i < CENTRES; i++) {
+    ckf_lane_release(&r->lanes[i]);
+    free(r->words[i]);
+  }
+  free(r->memory);
+}
+
 /* One frame from the network. A frame that is refused leaves the lane as it was; the delta that it
  * may have been is missed by the next one. A lane that is deactivated, as by a delta that does not
  * continue what is there, is not asked any more until the snapshot comes that is to be asked for;
@@ -215,11 +223,8 @@ int main(void) {
   need(talk.matches.depths[0] == 40 && talk.matches.depths[1] == 450 && talk.matches.lanes == 7,
        "wrong depths");
 
-  for (unsigned i = 0; i < CENTRES; i++) {
-    ckf_lane_release(&r.lanes[i]);
-    free(r.words[i]);
+  router_close(&r);
+  for (unsigned i = 0; i < CENTRES; i++)
     free(centres[i].memory);
-  }
-  free(r.memory);
   return 0;
 }
