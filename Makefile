@@ -168,6 +168,7 @@ $(BUILD)/cross/$(1)/xxhash.o: $(BUILD)/cross/include/xxhash.h
 $(BUILD)/cross/$(1)/test_%: $(BUILD)/cross/$(1)/obj/tests/unit/test_%.o $(BUILD)/cross/$(1)/obj/tests/cross/criterion.o \
     $(BUILD)/cross/$(1)/obj/src/cores.o $(BUILD)/cross/$(1)/xxhash.o
 	$(1)-linux-gnu-gcc -static $$^ -lm -lpthread -o $$@
+$(BUILD)/cross/$(1)/test_ckf_kernels: $(BUILD)/cross/$(1)/obj/tests/support/kernel_portable.o
 $(BUILD)/cross/$(1)/fuzz_%: $(BUILD)/cross/$(1)/obj/tests/fuzz/fuzz_%.o $(BUILD)/cross/$(1)/obj/tests/fuzz/driver.o \
     $(BUILD)/cross/$(1)/obj/src/cores.o
 	$(1)-linux-gnu-gcc -static $$^ -o $$@

@@ -60,7 +60,7 @@
  * - What can fail returns CKF_OK or a negative `enum ckf_err`; the object is unchanged on every
  *   error except where the function says otherwise. CKF_ERR_INVARIANT means damaged state: stop
  *   using the object and build a new one. Only from ckf_filter_remove it may also mean that the
- *   caller never inserted the key.
+ *   caller never inserted the key, and from a rebuild that a member is there already.
  * - A struct's `..._init` and `..._claim` return CKF_ERR_ABI when this unit and the one with the
  *   implementation see it in different sizes: compile both with one configuration.
  * - A canonical is a 64-bit sequence hash, the filter key; an external is an engine's block id.
@@ -736,7 +736,8 @@ CKF_API ckf_producer_config ckf_producer_config_default(void);
 CKF_API size_t ckf_producer_mem_size(const ckf_producer_config *cfg);
 /** Builds an empty producer in `mem`, which it uses as long as it lives; nothing has to be freed
  * but that block. Configuration errors as ckf_config_check, CKF_ERR_CAPACITY_OVERFLOW above
- * CKF_MAX_BUCKETS, CKF_ERR_NOSPACE when `len` is too small, CKF_ERR_ABI: not built. */
+ * CKF_MAX_BUCKETS or more bytes than the machine addresses, CKF_ERR_NOSPACE when `mem` is NULL or
+ * `len` too small, CKF_ERR_ABI: not built. */
 CKF_API CKF_MUST_USE int ckf_producer_init_abi(ckf_producer *p, size_t p_size,
                                                const ckf_producer_config *cfg, void *mem,
                                                size_t len);
@@ -828,7 +829,9 @@ CKF_API CKF_MUST_USE int ckf_producer_check_(const ckf_producer *p);
  * ascending -> commit(p, next). Until the commit `p` is untouched, so dropping `next` gives up.
  * Events on `next` follow the rules of a recovery dump: nothing pends, repeats change nothing, an
  * applied removal or clear is CKF_ERR_INVALID_BLOCK_SEQUENCE, and a block without place is no error
- * (`omitted` counts it). */
+ * (`omitted` counts it). A store for a member that is there already, retained or pushed before
+ * another one, is CKF_ERR_INVARIANT, one for a member below the last CKF_ERR_ARG: the order is
+ * wrong, `next` is unchanged. */
 
 /** Starts `next` from the members of `p` that are not in `named`. `mem` is not the memory of `p`.
  * `p` may be drained but not changed until the commit. CKF_ERR_NOSPACE: `len` is too small or,
@@ -952,8 +955,8 @@ CKF_API CKF_MUST_USE int ckf_assembly_absorb(ckf_assembly *as, const ckf_cbi1_fr
 /** Bytes a replica needs for its words and its duplicate check; 0 for a bad format. */
 CKF_API size_t ckf_replica_mem_size(const ckf_format *format);
 /** Sets up a replica that awaits chunk 0 of a snapshot in `mem`, lent for its life.
- * CKF_ERR_FORMAT_BUCKET_COUNT, CKF_ERR_NOSPACE (`len` below ckf_replica_mem_size), CKF_ERR_ABI: not
- * set up. */
+ * CKF_ERR_FORMAT_BUCKET_COUNT, CKF_ERR_NOSPACE (`mem` is NULL or `len` below ckf_replica_mem_size),
+ * CKF_ERR_ABI: not set up. */
 CKF_API CKF_MUST_USE int ckf_replica_init_abi(ckf_replica *r, size_t r_size,
                                               const ckf_format *format, void *mem, size_t len);
 #define ckf_replica_init(R, FORMAT, MEM, LEN)                                                      \
@@ -995,8 +998,8 @@ CKF_API CKF_MUST_USE int ckf_manifest_check(const ckf_manifest *manifest, uint32
 CKF_API size_t ckf_table_mem_size(const ckf_manifest *manifest);
 /** Builds a table without claims in `mem`, which is lent for its life. `verification_window` is
  * checked (1 .. 8, else CKF_ERR_WINDOW) and not needed. Errors of ckf_manifest_check;
- * CKF_ERR_CAPACITY_OVERFLOW: more bytes than the machine addresses; CKF_ERR_NOSPACE: `len` is too
- * small; CKF_ERR_ABI. Words in huge pages make queries of large tables faster. */
+ * CKF_ERR_CAPACITY_OVERFLOW: more bytes than the machine addresses; CKF_ERR_NOSPACE: `mem` is NULL
+ * or `len` too small; CKF_ERR_ABI. Words in huge pages make queries of large tables faster. */
 CKF_API CKF_MUST_USE int ckf_table_init_abi(ckf_table *table, size_t table_size,
                                             const ckf_manifest *manifest,
                                             uint32_t verification_window, void *mem, size_t len);
@@ -1126,25 +1129,27 @@ CKF_API const char *ckf_lane_action_name(enum ckf_lane_action action);
  * lie before the first token that differs; for another seed (LoRA, namespace) start at 0. */
 CKF_API void ckf_query_init(ckf_query *query, const uint64_t *locals, size_t len, uint64_t *keys,
                             size_t known);
-/** The same before the local hashes are there: `make` writes into `locals` (room for `len`) those
- * that the next sequence hashes need, in order and each once, from `known` on. A prompt that nobody
- * has costs one block. */
+/** The same before the local hashes are there: `make` (NULL: they are) writes into `locals` (room
+ * for `len`) those that the next sequence hashes need, in order and each once, from `known` on. A
+ * prompt that nobody has costs one block. */
 CKF_API void ckf_query_init_lazy(ckf_query *query, uint64_t *locals, size_t len, uint64_t *keys,
                                  size_t known, ckf_locals_fn make, void *user);
 /** How many sequence hashes are there now. */
 CKF_API size_t ckf_query_known(const ckf_query *query);
 /** Asks all lanes that are ready. CKF_ERR_UNAVAILABLE: none is, `out` is empty; that is no depth of
- * 0. One query may go through several tables, one after the other. */
+ * 0. CKF_ERR_ARG: the query has no keys or locals where it needs them, `out` is unchanged. One
+ * query may go through several tables, one after the other. */
 CKF_API CKF_MUST_USE int ckf_table_find(const ckf_table *table, ckf_query *query, ckf_matches *out);
 /** The same for the next turn of a conversation: `matches` holds the answers to a prompt that this
  * one continues, or any other guess, and receives the new ones; without any, set its `lanes` to 0.
- * CKF_ERR_UNAVAILABLE: no lane is ready, `matches` is empty and the guesses are gone. A lane whose
+ * CKF_ERR_UNAVAILABLE: no lane is ready, `matches` is empty and the guesses are gone. CKF_ERR_ARG:
+ * as ckf_table_find. A lane whose
  * depth is the old one costs three probes; one that has grown is searched from there, one that has
  * lost blocks or has no old answer anew. */
 CKF_API CKF_MUST_USE int ckf_table_find_again(const ckf_table *table, ckf_query *query,
                                               ckf_matches *matches);
 /** The same as ckf_table_find for lanes captured earlier (bits of configured lanes count), ready or
- * not by now. */
+ * not by now; `out` is empty where that would return CKF_ERR_ARG. */
 CKF_API void ckf_table_find_captured(const ckf_table *table, uint32_t lanes, ckf_query *query,
                                      ckf_matches *out);
 /** The same over the words of one filter and given sequence hashes. Another thread may write them
@@ -3198,6 +3203,9 @@ int ckf_producer_init_abi(ckf_producer *p, size_t p_size, const ckf_producer_con
   if (rc != CKF_OK) {
     return rc;
   }
+  if (ckf_layout_bytes_(&l) > PTRDIFF_MAX) {
+    return CKF_ERR_CAPACITY_OVERFLOW;
+  }
   if (!mem || len < ckf_layout_bytes_(&l)) {
     return CKF_ERR_NOSPACE;
   }
@@ -4075,8 +4083,10 @@ static int ckf_rebuild_order_(ckf_producer *p, const ckf_member *m) {
   if (again) {
     return CKF_OK;
   }
-  if ((p->pushed_ && ckf_member_less_(m, &p->last_pushed_)) ||
-      ckf_member_find_(p, m) != CKF_NONE_) {
+  if (ckf_member_find_(p, m) != CKF_NONE_) {
+    return CKF_ERR_INVARIANT;
+  }
+  if (p->pushed_ && ckf_member_less_(m, &p->last_pushed_)) {
     return CKF_ERR_ARG;
   }
   p->pushed_ = true;
@@ -5943,8 +5953,16 @@ void ckf_query_init_lazy(ckf_query *query, uint64_t *locals, size_t len, uint64_
 
 size_t ckf_query_known(const ckf_query *query) { return query->known_; }
 
+/* False: the hashes it needs can neither be found nor made. */
+static bool ckf_query_whole_(const ckf_query *query) {
+  return query->len_ == 0 || (query->keys_ && (query->locals_ || query->known_ == query->len_));
+}
+
 int ckf_table_find(const ckf_table *table, ckf_query *query, ckf_matches *out) {
   const uint32_t ready = ckf_table_ready(table) & table->manifest_.configured;
+  if (!ckf_query_whole_(query)) {
+    return CKF_ERR_ARG;
+  }
   ckf_table_find_captured(table, ready, query, out);
   return ready ? CKF_OK : CKF_ERR_UNAVAILABLE;
 }
@@ -5964,7 +5982,7 @@ void ckf_table_find_captured(const ckf_table *table, uint32_t lanes, ckf_query *
                              ckf_matches *out) {
   const ckf_view_ view = ckf_table_view_(table, query);
   CKF_MEMSET(out, 0, sizeof *out);
-  out->lanes = lanes & table->manifest_.configured;
+  out->lanes = ckf_query_whole_(query) ? lanes & table->manifest_.configured : 0;
   ckf_view_search_(&view, query->len_, query->known_ == query->len_, out->lanes, out->depths);
 }
 
@@ -5973,6 +5991,9 @@ int ckf_table_find_again(const ckf_table *table, ckf_query *query, ckf_matches *
   const ckf_view_ view = ckf_table_view_(table, query);
   const bool eager = query->known_ == query->len_;
   uint32_t lane, guessed = 0;
+  if (!ckf_query_whole_(query)) {
+    return CKF_ERR_ARG;
+  }
   for (lane = 0; lane < CKF_LANES; lane++) {
     const bool guess = query->len_ > 0 && matches->depths[lane] > 0;
     guessed |= (uint32_t)guess << lane;

@@ -453,6 +453,25 @@ Test(ckf_tables, a_block_costs_32_bytes_and_a_further_owner_12) {
   }
 }
 
+Test(ckf_tables, more_bytes_than_the_machine_addresses_are_an_overflow) {
+  static uint64_t room[16];
+  ckf_producer_config cfg = ckf_producer_config_default();
+  cfg.max_mappings = cfg.max_blocks = UINT32_C(1) << 29;
+  const size_t len = ckf_producer_mem_size(&cfg);
+  const int err = ckf_producer_init(&p, &cfg, room, sizeof room);
+  if (sizeof(size_t) > 4) {
+    cr_assert(len > (size_t)UINT32_MAX);
+    cr_assert_eq(err, CKF_ERR_NOSPACE);
+  } else {
+    cr_assert_eq(len, 0);
+    cr_assert_eq(err, CKF_ERR_CAPACITY_OVERFLOW);
+  }
+  cfg.max_mappings = cfg.max_blocks = (UINT32_C(1) << 29) + 1;
+  cr_assert_eq(ckf_producer_init(&p, &cfg, room, sizeof room), CKF_ERR_CAPACITY_OVERFLOW);
+  cfg.max_mappings = cfg.max_blocks = 10;
+  cr_assert_eq(ckf_producer_init(&p, &cfg, NULL, SIZE_MAX), CKF_ERR_NOSPACE);
+}
+
 /* ---- moving ---- */
 
 Test(ckf_tables, moving_needs_the_same_filter_and_room) {

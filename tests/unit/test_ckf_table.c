@@ -351,6 +351,29 @@ Test(ckf_table, a_conversation_keeps_its_hashes) {
   free(f->memory);
 }
 
+Test(ckf_table, a_query_without_its_hashes_is_refused) {
+  static uint64_t locals[LEN], keys[LEN];
+  fleet *const f = a_fleet(0x1, 100);
+  const ckf_matches before = {0x8, {1, 2, 3}};
+  ckf_matches matches = before;
+  ckf_query query;
+  ckf_query_init(&query, NULL, LEN, keys, LEN - 1);
+  cr_assert_eq(ckf_table_find(&f->table, &query, &matches), CKF_ERR_ARG);
+  cr_assert_eq(ckf_table_find_again(&f->table, &query, &matches), CKF_ERR_ARG);
+  cr_assert_arr_eq(&matches, &before, sizeof matches);
+  ckf_query_init_lazy(&query, locals, LEN, NULL, 0, NULL, NULL);
+  cr_assert_eq(ckf_table_find(&f->table, &query, &matches), CKF_ERR_ARG);
+  ckf_table_find_captured(&f->table, 1, &query, &matches);
+  cr_assert_eq(matches.lanes, 0, "not answered");
+  ckf_query_init(&query, NULL, LEN, keys, LEN);
+  cr_assert_eq(ckf_table_find(&f->table, &query, &matches), CKF_OK, "all keys are there");
+  ckf_query_init_lazy(&query, locals, LEN, keys, 0, NULL, NULL);
+  cr_assert_eq(ckf_table_find(&f->table, &query, &matches), CKF_OK, "all locals are there");
+  ckf_query_init(&query, NULL, 0, NULL, 0);
+  cr_assert_eq(ckf_table_find(&f->table, &query, &matches), CKF_OK, "an empty prompt");
+  free(f->memory);
+}
+
 /* Hashes that were kept are believed; what an edit leaves true are those before it. */
 Test(ckf_table, an_edited_prompt_keeps_only_the_hashes_before_the_edit) {
   static uint64_t locals[LEN], keys[LEN];
