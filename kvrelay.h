@@ -6611,8 +6611,7 @@ KVRELAY_API int kvrelay_source_state(const kvrelay_source *s) {
 
 /* A batch above the one that is due.  1: go on with it, next_ has moved or the state was dropped;
  * 0: it waits for an answer. */
-static int kvrelay_step_over_(kvrelay_source *s, const kvrelay_source_batch *b, bool held,
-                              uint64_t now_ns) {
+static int kvrelay_step_over_(kvrelay_source *s, const kvrelay_source_batch *b, uint64_t now_ns) {
   bool known = s->stats_.has_sequence;
   uint64_t missing = b->sequence - s->next_;
   int err = KVRELAY_OK;
@@ -6620,8 +6619,8 @@ static int kvrelay_step_over_(kvrelay_source *s, const kvrelay_source_batch *b, 
     return (err = kvrelay_restart_(s)) == KVRELAY_OK ? 1 : err;
   bool repeat = s->requests_ != 0, tried = s->repeated_ && s->repeated_at_ == s->next_;
   if (s->cfg_.replay && !(repeat && tried) && s->requests_ < KVRELAY_REQUESTS_MAX_ &&
-      (held || kvrelay_hold_(s, b, false))) {
-    s->given_ = s->given_ && held;
+      (!s->given_ || kvrelay_hold_(s, &s->lent_, s->lent_reply_))) {
+    s->given_ = false;
     s->repeated_ = repeat;
     s->repeated_at_ = s->next_;
     kvrelay_ask_(s, now_ns);
@@ -6670,7 +6669,7 @@ KVRELAY_API int kvrelay_source_next(kvrelay_source *s, kvrelay_source_batch *out
     if (!held && !s->given_)
       break;
     if (out->sequence > s->next_) {
-      int step = kvrelay_step_over_(s, out, held, now_ns);
+      int step = kvrelay_step_over_(s, out, now_ns);
       if (step < 0)
         return step;
       if (step == 0)

@@ -580,6 +580,41 @@ Test(replay, a_lower_live_number_during_a_replay_too) {
   stream_free(e);
 }
 
+Test(replay, a_jump_beyond_a_gap_is_another_process) {
+  stream *e = settled(4);
+  const uint64_t far = ((uint64_t)1 << 32) + 5;
+  OK(kvrelay_source_live(&e->f->source, far, e->batch[0].bytes, e->batch[0].len, 0));
+  drain(e);
+  COUNTED(e, RESTART, 1);
+  COUNTED(e, LOSS, 0);
+  cr_assert_eq(blocks_of(e->f, 0), 0);
+  ASKED(e, 0);
+  marker(e);
+  ASKED(e, 0);
+  marker(e);
+  cr_assert_eq(e->applied[e->applied_len - 1], far);
+  cr_assert_not(complete(e));
+  stream_free(e);
+
+  e = settled(2); /* and so when it is noticed only among the held */
+  publish_blocks(e, 2);
+  live(e, 3);
+  ASKED(e, 2);
+  OK(kvrelay_source_live(&e->f->source, far, e->batch[0].bytes, e->batch[0].len, 0));
+  drain(e);
+  reply(e, 2);
+  marker(e);
+  COUNTED(e, RESTART, 1);
+  ASKED(e, 0);
+  marker(e);
+  ASKED(e, 0);
+  marker(e);
+  NOT_ASKED(e);
+  cr_assert_eq(e->applied[e->applied_len - 1], far);
+  COUNTED(e, LOSS, 0);
+  stream_free(e);
+}
+
 Test(replay, after_a_reconnect_the_last_batch_shows_who_is_there) {
   stream *e = settled(5);
   e->applied_len = 0;
