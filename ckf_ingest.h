@@ -275,7 +275,8 @@ CKF_INGEST_API ckf_ingest_config ckf_ingest_config_default(void);
 CKF_INGEST_API size_t ckf_ingest_mem_size(const ckf_ingest_config *cfg, const ckf_table *table);
 /** Claims all lanes of a table and builds their queues in `mem`; table and memory are lent until
  * ckf_ingest_release. Errors in this order: CKF_ERR_ABI; those of the configuration, CKF_ERR_ARG
- * when some hooks are set and some are not; CKF_ERR_NOSPACE, `len` is too small;
+ * when some hooks are set and some are not; CKF_ERR_CAPACITY_OVERFLOW, more bytes than the machine
+ * addresses; CKF_ERR_NOSPACE, `mem` is NULL or `len` too small;
  * CKF_ERR_LANE_CLAIMED. Each leaves the table as it was. */
 CKF_INGEST_API CKF_MUST_USE int ckf_ingest_init_abi(ckf_ingest *in, size_t in_size,
                                                     const ckf_ingest_config *cfg, ckf_table *table,
@@ -668,7 +669,10 @@ int ckf_ingest_init_abi(ckf_ingest *in, size_t in_size, const ckf_ingest_config 
   if (checked != CKF_OK) {
     return checked;
   }
-  if (!mem || need == 0 || len < need) {
+  if (need == 0) {
+    return CKF_ERR_CAPACITY_OVERFLOW;
+  }
+  if (!mem || len < need) {
     return CKF_ERR_NOSPACE;
   }
   CKF_MEMSET(in, 0, sizeof *in);

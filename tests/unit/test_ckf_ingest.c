@@ -91,6 +91,9 @@ Test(ckf_ingest, memory_is_exact_and_a_failed_start_claims_nothing) {
   cr_assert_eq(ckf_ingest_mem_size(&cfg, &table), len);
   cfg.max_images = BUCKETS + 1;
   cr_assert_eq(ckf_ingest_mem_size(&cfg, &table), len + 3 * 2 * sizeof(ckf_image));
+  cfg.max_images = CKF_INGEST_MAX_IMAGES;
+  cr_assert_eq(ckf_ingest_init(&in, &cfg, &table, room, len),
+               sizeof(size_t) > 4 ? CKF_ERR_NOSPACE : CKF_ERR_CAPACITY_OVERFLOW);
   cfg.max_images = CKF_INGEST_IMAGES_OF_FORMAT;
   for (size_t odd = 0; odd < 9; odd++) { /* the sanitizer watches the end */
     uint8_t *const mem = malloc(len + odd);
