@@ -736,8 +736,9 @@ CKF_API ckf_producer_config ckf_producer_config_default(void);
 CKF_API size_t ckf_producer_mem_size(const ckf_producer_config *cfg);
 /** Builds an empty producer in `mem`, which it uses as long as it lives; nothing has to be freed
  * but that block. Configuration errors as ckf_config_check, CKF_ERR_CAPACITY_OVERFLOW above
- * CKF_MAX_BUCKETS or more bytes than the machine addresses, CKF_ERR_NOSPACE when `mem` is NULL or
- * `len` too small, CKF_ERR_ABI: not built. */
+ * CKF_MAX_BUCKETS, more mappings than can be numbered (very many members and blocks at once) or
+ * more bytes than the machine addresses, CKF_ERR_NOSPACE when `mem` is NULL or `len` too small,
+ * CKF_ERR_ABI: not built. */
 CKF_API CKF_MUST_USE int ckf_producer_init_abi(ckf_producer *p, size_t p_size,
                                                const ckf_producer_config *cfg, void *mem,
                                                size_t len);
@@ -2308,6 +2309,7 @@ size_t ckf_filter_contains_n(const ckf_filter *filter, const uint64_t *keys, siz
 /* Of each configured limit: numbers fit their bits. */
 #define CKF_MAX_LIMIT_ (UINT32_C(1) << 29)
 #define CKF_MAX_MEMBERS_ (UINT32_C(1) << 20)
+#define CKF_MAX_ROWS_ (UINT32_MAX / CKF_ROW_WORDS_) /* a place is a number of 32 bits */
 
 typedef struct ckf_slot_ {
   uint64_t worker_id;
@@ -3073,8 +3075,9 @@ static uint32_t ckf_limit_(uint32_t configured, uint64_t fallback) {
                     : (uint32_t)(fallback < CKF_MAX_LIMIT_ ? fallback : CKF_MAX_LIMIT_);
 }
 
-/* Rows, and what fits beside the rest of a hash: the fewer the rows, the longer that rest. */
-static void ckf_layout_rows_(const ckf_producer_config *cfg, ckf_layout_ *l) {
+/* Rows, and what fits beside the rest of a hash: the fewer the rows, the longer that rest. False
+ * when members and blocks together need more rows than have numbers for their places. */
+static bool ckf_layout_rows_(const ckf_producer_config *cfg, ckf_layout_ *l) {
   const uint32_t cells = cfg->max_blocks + cfg->max_blocks / 4; /* 4 of 5 used at most */
   l->block_rows = cells / CKF_ROW_WORDS_ + 1;
   if (l->block_rows < CKF_MIN_BLOCK_ROWS_) {
@@ -3089,14 +3092,16 @@ static void ckf_layout_rows_(const ckf_producer_config *cfg, ckf_layout_ *l) {
   if (l->mapping_rows < 4u << l->slot_bits) {
     l->mapping_rows = 4u << l->slot_bits;
   }
-  while (ckf_log2_(l->mapping_rows) - l->slot_bits - 2 + CKF_EXTRA_BITS_ - 1 <
-         ckf_width_((uint64_t)l->block_rows * CKF_ROW_WORDS_)) {
+  while (l->mapping_rows <= CKF_MAX_ROWS_ &&
+         ckf_log2_(l->mapping_rows) - l->slot_bits - 2 + CKF_EXTRA_BITS_ - 1 <
+             ckf_width_((uint64_t)l->block_rows * CKF_ROW_WORDS_)) {
     l->mapping_rows *= 2;
   }
   l->spill_places = 2;
   while (l->spill_places / 2 <= cfg->max_mappings / ((1u << l->owner_bits) - 1)) {
     l->spill_places *= 2;
   }
+  return l->mapping_rows <= CKF_MAX_ROWS_;
 }
 
 /* What depends on the number of buckets alone. */
@@ -3127,7 +3132,9 @@ static int ckf_layout_make_(ckf_producer_config *cfg, ckf_layout_ *l) {
   if (cfg->max_blocks > cfg->max_mappings) { /* each has an owner */
     cfg->max_blocks = cfg->max_mappings;
   }
-  ckf_layout_rows_(cfg, l);
+  if (!ckf_layout_rows_(cfg, l)) {
+    return CKF_ERR_CAPACITY_OVERFLOW;
+  }
   ckf_layout_buckets_(l);
   l->member_places = 2u << ckf_width_(cfg->max_members);
   l->log = ckf_align_((cfg->filter.max_kicks + UINT64_C(1)) * sizeof(ckf_image));

@@ -671,6 +671,15 @@ Test(ckf_producer, refuses_impossible_configurations) {
   cfg = small_config(20, false);
   cfg.max_mappings = UINT32_MAX;
   cr_assert_eq(ckf_producer_mem_size(&cfg), 0);
+  cfg.max_mappings = cfg.max_blocks = UINT32_C(1) << 29;
+  cfg.max_members = 1024;
+  if (SIZE_MAX > UINT32_MAX)
+    cr_assert_gt(ckf_producer_mem_size(&cfg), 0);
+  for (cfg.max_members = 1u << 16; cfg.max_members <= 1u << 20; cfg.max_members *= 2) {
+    cr_assert_eq(ckf_producer_mem_size(&cfg), 0, "more places than have numbers");
+    cr_assert_eq(ckf_producer_init(&p, &cfg, memory[0], sizeof memory[0]),
+                 CKF_ERR_CAPACITY_OVERFLOW);
+  }
 }
 
 Test(ckf_producer, tags_live_as_long_as_their_mapping) {

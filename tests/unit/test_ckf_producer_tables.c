@@ -422,7 +422,11 @@ Test(ckf_tables, layouts_hold_what_they_promise) {
         cfg.max_blocks = (uint32_t)n;
         cfg.max_mappings = (uint32_t)n * times;
         cfg.max_members = members[i];
-        cr_assert_eq(ckf_layout_make_(&cfg, &l), CKF_OK);
+        const int rc = ckf_layout_make_(&cfg, &l);
+        if (members[i] > 65536 && rc == CKF_ERR_CAPACITY_OVERFLOW) /* places have 32 bits */
+          continue;
+        cr_assert_eq(rc, CKF_OK);
+        cr_assert_lt(l.mapping_rows, UINT32_MAX / CKF_ROW_WORDS_ + 1);
         const uint32_t rest = 64 - ckf_log2_(l.block_rows), implied = ckf_log2_(l.mapping_rows);
         const uint32_t match = 66 + l.slot_bits - implied;
         const uint64_t places = (uint64_t)l.block_rows * CKF_ROW_WORDS_;
