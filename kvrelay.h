@@ -49,6 +49,7 @@
  * consumer
  * topology
  * source
+ * router events
  * private struct layouts
  *
  * Sections of the contract are those of dynamo.kvrelay.v1 as proto/WIRE.md sums it up.
@@ -1110,7 +1111,7 @@ KVRELAY_API kvrelay_readiness kvrelay_readiness_judge(const kvrelay_unit *units,
 /* The roles of a mask in enum order, static; bits outside the enum are left out. */
 KVRELAY_API kvrelay_roles kvrelay_roles_of(uint32_t mask);
 
-/* ==== API: source (events sections 3, 7, 8, 9) ==== */
+/* ==== API: source (events sections 3, 4, 7, 8, 9) ==== */
 
 /* One decoded engine event, as read: nothing filtered, nothing hashed.  Everything is lent until
  * the next event is decoded. */
@@ -1214,6 +1215,9 @@ typedef struct kvrelay_engine_event {
   X(REMAP_CONFLICT, "remap_conflict")                                         \
   X(UNKNOWN_REMOVAL, "unknown_removal")                                       \
   X(FOREIGN_RANK, "foreign_rank")                                             \
+  X(FENCED_SOURCE, "fenced_source")                                           \
+  X(EVENT_ID_ORDER, "event_id_order")                                         \
+  X(UNSUPPORTED_DOMAIN, "unsupported_domain")                                 \
   X(EVENT_TOO_LARGE, "event_too_large")                                       \
   X(NAMESPACE_LIMIT, "namespace_limit")                                       \
   X(STATE_LIMIT, "state_limit")                                               \
@@ -1358,6 +1362,115 @@ KVRELAY_API KVRELAY_MUST_USE int kvrelay_source_clear(kvrelay_source *s, uint64_
 KVRELAY_API const kvrelay_source_stats *kvrelay_source_stats_get(const kvrelay_source *s);
 /* "orphan" …; NULL when out of range. */
 KVRELAY_API const char *kvrelay_count_name(int count);
+
+/* ==== API: router events (events section 11) ==== */
+
+/* What the worker of a Dynamo deployment publishes for routers: local hashes are there already,
+ * each block is reported once. */
+enum kvrelay_router_event_type {
+  KVRELAY_ROUTER_STORED = 0,
+  KVRELAY_ROUTER_REMOVED,
+  KVRELAY_ROUTER_CLEARED
+};
+
+typedef struct kvrelay_router_event { /* lent until the next one is decoded */
+  uint64_t worker_id, event_id;
+  uint32_t dp_rank;
+  int32_t type, tier, domain; /* enum kvrelay_router_event_type, ckf_tier, ckf_domain */
+  bool has_parent, has_start;
+  uint64_t parent, start;
+  const ckf_block *blocks; /* stored */
+  size_t blocks_len;
+  const uint64_t *externals; /* removed */
+  size_t externals_len;
+} kvrelay_router_event;
+
+typedef struct kvrelay_router_config {
+  uint64_t worker_id;
+  uint32_t rank;
+  bool recoverable;            /* the worker can be asked for a dump */
+  uint32_t hold_events;        /* that wait for an answer (1 024, at most 2^16); more: oldest go */
+  uint32_t hold_bytes;         /* of their blocks (4 MiB, at most 2^30) */
+  uint32_t attempts;           /* at one recovery (8, 1 to 32) */
+  uint64_t attempt_timeout_ns; /* (30 s) */
+  uint64_t retry_ns;           /* before the second attempt (200 ms), doubling */
+  uint64_t recovery_interval_ns; /* from one recovery to the next, where one heals (30 s) */
+} kvrelay_router_config;
+
+typedef struct kvrelay_router_stats {
+  uint64_t counts[KVRELAY_COUNT_LEN]; /* as in kvrelay_source_stats, events instead of batches */
+  uint64_t events, blocks_stored, blocks_removed;
+  uint64_t last_event_id;
+  bool has_event_id;
+  bool complete; /* false = partial: blocks may exist that the relay does not know */
+} kvrelay_router_stats;
+
+enum kvrelay_router_state {
+  KVRELAY_ROUTER_LIVE = 0,
+  KVRELAY_ROUTER_RECOVERING,
+  KVRELAY_ROUTER_FAILED /* its events are ignored, and its rank is not merely idle */
+};
+
+/* How a request for recovery ended without events. */
+enum kvrelay_router_failure {
+  KVRELAY_ROUTER_BROKEN = 0, /* connection, time-out, an answer that cannot be read */
+  KVRELAY_ROUTER_REFUSED,    /* TooNew, InvalidRange, Error */
+  KVRELAY_ROUTER_NO_DUMP     /* TreeDumpFailed, or a dump of another scope */
+};
+
+typedef struct kvrelay_router kvrelay_router;
+
+KVRELAY_API kvrelay_router_config kvrelay_router_config_default(void);
+/* 0 when the configuration is out of range. */
+KVRELAY_API size_t kvrelay_router_mem_size(const kvrelay_router_config *cfg);
+/* One publisher of one (worker, rank); another publisher, or the same with another descriptor, is
+ * another source: kvrelay_router_reset and init.  `state` must outlive it.  KVRELAY_ERR_ARG,
+ * KVRELAY_ERR_NOSPACE, KVRELAY_ERR_ABI: not made. */
+KVRELAY_API KVRELAY_MUST_USE int kvrelay_router_init_abi(kvrelay_router *r, size_t r_size,
+                                                         const kvrelay_router_config *cfg,
+                                                         ckf_producer *state, void *mem,
+                                                         size_t mem_len, uint64_t now_ns);
+#define kvrelay_router_init(R, CFG, STATE, MEM, MEM_LEN, NOW_NS)                                   \
+  kvrelay_router_init_abi((R), sizeof(kvrelay_router), (CFG), (STATE), (MEM), (MEM_LEN), (NOW_NS))
+/*
+ * One live event.  Counts whatever it drops; a source that contradicts itself loses all blocks of
+ * its rank, and is ignored from then on.  KVRELAY_OK, or KVRELAY_ERR_INVARIANT, as in all functions
+ * here: fence the producer.  Publish after the events of one message, not between them.
+ */
+KVRELAY_API KVRELAY_MUST_USE int
+kvrelay_router_live(kvrelay_router *r, const kvrelay_router_event *ev, uint64_t now_ns);
+/* 1: ask the worker for its events from `*first` on, or, when `*whole` is set, for its dump; 0:
+ * nothing to ask. */
+KVRELAY_API int kvrelay_router_request(kvrelay_router *r, bool *whole, uint64_t *first);
+/* The request came to nothing. */
+KVRELAY_API KVRELAY_MUST_USE int kvrelay_router_failed(kvrelay_router *r, int how, uint64_t now_ns);
+/*
+ * The answer is a dump: its events, in order, go into `next`, built in `mem` beside the running
+ * state as ckf_rebuild_begin says; nothing else may change that until kvrelay_router_dump_end.  The
+ * events' own ids mean nothing.  KVRELAY_OK; KVRELAY_ERR_STATE: nothing was asked;
+ * KVRELAY_ERR_NOSPACE: `mem` is too small for this dump, which counts as a broken attempt.
+ */
+KVRELAY_API KVRELAY_MUST_USE int kvrelay_router_dump_begin(kvrelay_router *r, ckf_producer *next,
+                                                           void *mem, size_t mem_len,
+                                                           uint64_t now_ns);
+KVRELAY_API void kvrelay_router_dump_event(kvrelay_router *r, const kvrelay_router_event *ev);
+/* 1: the rank was replaced in one step, and the state lives in `mem` now, its former memory is the
+ * caller's; 0: the dump was invalid, and the memory is free. */
+KVRELAY_API KVRELAY_MUST_USE int kvrelay_router_dump_end(kvrelay_router *r, uint64_t last_event_id,
+                                                         uint64_t now_ns);
+/* The answer is a list of events with their own ids: one of them; then its end. */
+KVRELAY_API KVRELAY_MUST_USE int
+kvrelay_router_again(kvrelay_router *r, const kvrelay_router_event *ev, uint64_t now_ns);
+KVRELAY_API KVRELAY_MUST_USE int kvrelay_router_again_end(kvrelay_router *r, uint64_t last_event_id,
+                                                          uint64_t now_ns);
+/* Time has passed. */
+KVRELAY_API KVRELAY_MUST_USE int kvrelay_router_tick(kvrelay_router *r, uint64_t now_ns);
+/* When kvrelay_router_tick is due; KVRELAY_TIME_NONE: not by itself. */
+KVRELAY_API uint64_t kvrelay_router_deadline_ns(const kvrelay_router *r);
+/* The source is gone: all blocks of its rank go, and nothing of it is heard any more. */
+KVRELAY_API KVRELAY_MUST_USE int kvrelay_router_reset(kvrelay_router *r);
+KVRELAY_API int kvrelay_router_state(const kvrelay_router *r); /* enum kvrelay_router_state */
+KVRELAY_API const kvrelay_router_stats *kvrelay_router_stats_get(const kvrelay_router *r);
 
 /* ==== private struct layouts ==== */
 /* Complete types so that the caller allocates; sizes may change. */
@@ -1604,6 +1717,32 @@ struct kvrelay_source {
   uint32_t index_mask_, ring_head_, ring_len_, graves_;
   kvrelay_learned_ learned_[KVRELAY_LEARNED_MAX_];
   uint32_t learned_len_;
+};
+
+/* ---- router events ---- */
+
+typedef struct kvrelay_router_held_ {
+  kvrelay_router_event event_; /* its lists begin at cells_[at_] */
+  uint32_t at_;
+} kvrelay_router_held_;
+
+struct kvrelay_router {
+  kvrelay_router_config cfg_;
+  ckf_producer *state_, *next_; /* next_: of the dump being read */
+  kvrelay_router_stats stats_;
+  bool recovering_, asking_, whole_; /* a request: being answered, not taken yet, for a dump */
+  bool waiting_;                     /* for the time of the next attempt */
+  bool failed_;                      /* events are ignored until a dump heals it */
+  bool banned_;                      /* nothing heals it */
+  bool degraded_;                    /* recovery failed: as a source without one */
+  bool reset_due_;                   /* before the next recovery */
+  bool foreign_, invalid_;           /* of the dump or the events being read */
+  bool wanted_;                      /* another recovery, at from_ns_ */
+  uint32_t attempts_;
+  uint64_t deadline_ns_, from_ns_;
+  kvrelay_router_held_ *held_;
+  ckf_block *cells_; /* blocks, or two externals each */
+  uint32_t held_first_, held_end_, cells_used_, cells_cap_;
 };
 
 #ifdef __cplusplus
@@ -7264,6 +7403,451 @@ KVRELAY_API int kvrelay_source_event(kvrelay_source *s, bool has_rank, uint32_t 
   if (ev->type == KVRELAY_ENGINE_REMOVED)
     return kvrelay_removed_(s, rank, ev);
   return kvrelay_cleared_(s, rank, ev);
+}
+
+/* ==== router events (impl) ==== */
+
+KVRELAY_API kvrelay_router_config kvrelay_router_config_default(void) {
+  kvrelay_router_config c;
+  KVRELAY_MEMSET(&c, 0, sizeof c);
+  c.hold_events = 1024;
+  c.hold_bytes = (uint32_t)4 << 20;
+  c.attempts = 8;
+  c.attempt_timeout_ns = (uint64_t)30 * 1000000000u;
+  c.retry_ns = 200000000u;
+  c.recovery_interval_ns = (uint64_t)30 * 1000000000u;
+  return c;
+}
+
+static size_t kvrelay_router_place_(kvrelay_router *r, const kvrelay_router_config *c,
+                                    uint8_t *mem) {
+  kvrelay_bump_ b = {mem, 0, false};
+  r->held_ = (kvrelay_router_held_ *)kvrelay_bump_take_(&b, c->hold_events, sizeof *r->held_);
+  r->cells_cap_ = c->hold_bytes / sizeof *r->cells_;
+  r->cells_ = (ckf_block *)kvrelay_bump_take_(&b, r->cells_cap_, sizeof *r->cells_);
+  return b.overflow ? 0 : b.used + 16;
+}
+
+KVRELAY_API size_t kvrelay_router_mem_size(const kvrelay_router_config *cfg) {
+  kvrelay_router scratch;
+  if (cfg->hold_events == 0 || cfg->hold_events > 1u << 16 || cfg->hold_bytes < 16 ||
+      cfg->hold_bytes > 1u << 30 || cfg->attempts == 0 || cfg->attempts > 32)
+    return 0;
+  return kvrelay_router_place_(&scratch, cfg, NULL);
+}
+
+static void kvrelay_router_count_(kvrelay_router *r, int count, uint64_t n) {
+  r->stats_.counts[count] += n;
+}
+
+static ckf_member kvrelay_router_member_(const kvrelay_router *r) {
+  ckf_member m;
+  m.worker_id = r->cfg_.worker_id;
+  m.dp_rank = r->cfg_.rank;
+  return m;
+}
+
+static int kvrelay_router_drop_(kvrelay_router *r) {
+  ckf_member member = kvrelay_router_member_(r);
+  r->stats_.complete = false;
+  return ckf_producer_remove_rank(r->state_, &member) == CKF_OK ? KVRELAY_OK
+                                                                : KVRELAY_ERR_INVARIANT;
+}
+
+/* ---- events that wait ---- */
+
+static void kvrelay_router_hold_clear_(kvrelay_router *r) {
+  r->held_first_ = r->held_end_ = r->cells_used_ = 0;
+}
+
+/* Room at the end of both arrays for one event of so many cells; the oldest go for it. */
+static void kvrelay_router_room_(kvrelay_router *r, uint32_t cells) {
+  uint32_t start = 0;
+  while (r->held_first_ != r->held_end_) {
+    start = r->held_[r->held_first_].at_;
+    if (r->held_end_ - r->held_first_ < r->cfg_.hold_events &&
+        cells <= r->cells_cap_ - (r->cells_used_ - start))
+      break;
+    r->held_first_++;
+    kvrelay_router_count_(r, KVRELAY_COUNT_LOSS, 1);
+  }
+  if (r->held_first_ == r->held_end_) {
+    kvrelay_router_hold_clear_(r);
+    return;
+  }
+  if (r->held_end_ < r->cfg_.hold_events && cells <= r->cells_cap_ - r->cells_used_)
+    return;
+  r->held_end_ -= r->held_first_;
+  KVRELAY_MEMMOVE(r->held_, r->held_ + r->held_first_, r->held_end_ * sizeof *r->held_);
+  KVRELAY_MEMMOVE(r->cells_, r->cells_ + start, (r->cells_used_ - start) * sizeof *r->cells_);
+  r->held_first_ = 0;
+  r->cells_used_ -= start;
+  for (uint32_t i = 0; i < r->held_end_; i++)
+    r->held_[i].at_ -= start;
+}
+
+static void kvrelay_router_hold_(kvrelay_router *r, const kvrelay_router_event *ev) {
+  uint64_t cells = ev->type == KVRELAY_ROUTER_STORED    ? ev->blocks_len
+                   : ev->type == KVRELAY_ROUTER_REMOVED ? ev->externals_len / 2 + 1
+                                                        : 0;
+  if (cells > r->cells_cap_) {
+    kvrelay_router_count_(r, KVRELAY_COUNT_EVENT_TOO_LARGE, 1);
+    return;
+  }
+  kvrelay_router_room_(r, (uint32_t)cells);
+  kvrelay_router_held_ *h = &r->held_[r->held_end_++];
+  h->event_ = *ev;
+  h->at_ = r->cells_used_;
+  r->cells_used_ += (uint32_t)cells;
+  if (ev->type == KVRELAY_ROUTER_STORED && cells != 0)
+    KVRELAY_MEMCPY(r->cells_ + h->at_, ev->blocks, ev->blocks_len * sizeof *ev->blocks);
+  if (ev->type == KVRELAY_ROUTER_REMOVED && ev->externals_len != 0)
+    KVRELAY_MEMCPY(r->cells_ + h->at_, ev->externals, ev->externals_len * sizeof *ev->externals);
+}
+
+/* ---- applying ---- */
+
+static void kvrelay_router_begin_(kvrelay_router *r, uint64_t now_ns) {
+  r->recovering_ = r->asking_ = true;
+  r->waiting_ = r->wanted_ = false;
+  r->whole_ = !r->stats_.has_event_id || r->failed_ || r->degraded_;
+  r->attempts_ = 0;
+  r->deadline_ns_ = now_ns + r->cfg_.attempt_timeout_ns;
+  r->from_ns_ = now_ns + r->cfg_.recovery_interval_ns;
+  kvrelay_router_count_(r, KVRELAY_COUNT_RECOVERY, 1);
+}
+
+static void kvrelay_router_over_(kvrelay_router *r) {
+  r->recovering_ = r->asking_ = r->waiting_ = false;
+}
+
+/* Ignored from here on; where a dump can be had, one heals it. */
+static void kvrelay_router_fail_(kvrelay_router *r) {
+  kvrelay_router_count_(r, KVRELAY_COUNT_FENCED_SOURCE, r->held_end_ - r->held_first_);
+  kvrelay_router_hold_clear_(r);
+  kvrelay_router_over_(r);
+  r->failed_ = true;
+  r->stats_.complete = false;
+  r->wanted_ = r->cfg_.recoverable && !r->banned_;
+}
+
+/* The reason of a fault, KVRELAY_COUNT_LEN when the event was taken. */
+static int kvrelay_router_reason_(int error) {
+  switch (error) {
+  case CKF_OK:
+  case CKF_ERR_CAPACITY_EXHAUSTED:
+    return KVRELAY_COUNT_LEN;
+  case CKF_ERR_PARENT_NOT_FOUND:
+    return KVRELAY_COUNT_ORPHAN;
+  case CKF_ERR_INVALID_BLOCK_SEQUENCE:
+    return KVRELAY_COUNT_REMAP_CONFLICT;
+  case CKF_ERR_UNSUPPORTED_DOMAIN:
+    return KVRELAY_COUNT_UNSUPPORTED_DOMAIN;
+  default:
+    return KVRELAY_COUNT_STATE_LIMIT;
+  }
+}
+
+static void kvrelay_router_into_(ckf_producer *p, const kvrelay_router_event *ev,
+                                 ckf_outcome *out) {
+  ckf_member member;
+  member.worker_id = ev->worker_id;
+  member.dp_rank = ev->dp_rank;
+  enum ckf_tier tier = (enum ckf_tier)ev->tier;
+  enum ckf_domain domain = (enum ckf_domain)ev->domain;
+  if (ev->type == KVRELAY_ROUTER_STORED)
+    (void)ckf_producer_stored(p, &member, tier, domain, ev->has_parent, ev->parent, ev->has_start,
+                              ev->start, ev->blocks, ev->blocks_len, out);
+  else if (ev->type == KVRELAY_ROUTER_REMOVED)
+    (void)ckf_producer_removed(p, &member, tier, domain, ev->externals, ev->externals_len, out);
+  else
+    (void)ckf_producer_cleared(p, &member, domain, out);
+}
+
+static int kvrelay_router_apply_(kvrelay_router *r, const kvrelay_router_event *ev) {
+  ckf_outcome out;
+  r->stats_.events++;
+  r->stats_.has_event_id = true;
+  r->stats_.last_event_id = ev->event_id;
+  kvrelay_router_into_(r->state_, ev, &out);
+  if (out.error == CKF_ERR_INVARIANT)
+    return KVRELAY_ERR_INVARIANT;
+  int reason = kvrelay_router_reason_(out.error);
+  if (reason != KVRELAY_COUNT_LEN) {
+    kvrelay_router_count_(r, reason, reason == KVRELAY_COUNT_ORPHAN ? ev->blocks_len : 1);
+    kvrelay_router_fail_(r);
+    return kvrelay_router_drop_(r);
+  }
+  bool device = ev->tier == CKF_TIER_DEVICE;
+  if (ev->type == KVRELAY_ROUTER_CLEARED)
+    r->stats_.complete = r->stats_.complete || ev->domain == CKF_DOMAIN_MISSING;
+  else
+    kvrelay_router_count_(r, KVRELAY_COUNT_OTHER_TIER, !device);
+  r->stats_.blocks_stored += device ? ev->blocks_len : 0;
+  r->stats_.blocks_removed += out.unmapped;
+  kvrelay_router_count_(r, KVRELAY_COUNT_UNKNOWN_REMOVAL, out.unknown);
+  kvrelay_router_count_(r, KVRELAY_COUNT_OMITTED_CAPACITY, out.omitted);
+  return KVRELAY_OK;
+}
+
+/* Where nothing can be asked: what was missed may have been anything, so the rank starts anew. */
+static int kvrelay_router_jump_(kvrelay_router *r, const kvrelay_router_event *ev) {
+  int err = KVRELAY_OK;
+  if (r->stats_.has_event_id && ev->event_id - r->stats_.last_event_id != 1) {
+    uint64_t missing = ev->event_id - r->stats_.last_event_id - 1;
+    kvrelay_router_count_(r, KVRELAY_COUNT_GAP, missing);
+    kvrelay_router_count_(r, KVRELAY_COUNT_LOSS, missing);
+    err = kvrelay_router_drop_(r);
+  }
+  return err == KVRELAY_OK ? kvrelay_router_apply_(r, ev) : err;
+}
+
+/* The events that waited, by their ids, each once.  `jump`: over a hole the rank starts anew. */
+static int kvrelay_router_drain_(kvrelay_router *r, bool jump) {
+  int err = KVRELAY_OK;
+  while (err == KVRELAY_OK && !r->failed_) {
+    kvrelay_router_held_ *least = NULL;
+    for (uint32_t i = r->held_first_; i < r->held_end_; i++) {
+      uint64_t id = r->held_[i].event_.event_id;
+      if ((!r->stats_.has_event_id || id > r->stats_.last_event_id) &&
+          (least == NULL || id < least->event_.event_id))
+        least = &r->held_[i];
+    }
+    if (least == NULL)
+      break;
+    kvrelay_router_event ev = least->event_;
+    if (!jump && r->stats_.has_event_id) /* accepted, but not in silence */
+      kvrelay_router_count_(r, KVRELAY_COUNT_GAP, ev.event_id - r->stats_.last_event_id - 1);
+    ev.blocks = r->cells_ + least->at_;
+    ev.externals = (const uint64_t *)(const void *)ev.blocks;
+    err = jump ? kvrelay_router_jump_(r, &ev) : kvrelay_router_apply_(r, &ev);
+  }
+  kvrelay_router_hold_clear_(r);
+  return err;
+}
+
+static bool kvrelay_router_ours_(const kvrelay_router *r, const kvrelay_router_event *ev) {
+  return ev->worker_id == r->cfg_.worker_id && ev->dp_rank == r->cfg_.rank;
+}
+
+static bool kvrelay_router_new_(const kvrelay_router *r, const kvrelay_router_event *ev) {
+  return !r->stats_.has_event_id || ev->event_id > r->stats_.last_event_id;
+}
+
+/* ---- live events ---- */
+
+KVRELAY_API int kvrelay_router_init_abi(kvrelay_router *r, size_t r_size,
+                                        const kvrelay_router_config *cfg, ckf_producer *state,
+                                        void *mem, size_t mem_len, uint64_t now_ns) {
+  if (r_size != sizeof *r)
+    return KVRELAY_ERR_ABI;
+  size_t need = kvrelay_router_mem_size(cfg);
+  if (need == 0 || mem == NULL || state == NULL)
+    return KVRELAY_ERR_ARG;
+  if (mem_len < need)
+    return KVRELAY_ERR_NOSPACE;
+  KVRELAY_MEMSET(r, 0, sizeof *r);
+  r->cfg_ = *cfg;
+  r->state_ = state;
+  (void)kvrelay_router_place_(r, cfg, kvrelay_align_(mem));
+  if (cfg->recoverable)
+    kvrelay_router_begin_(r, now_ns);
+  return KVRELAY_OK;
+}
+
+KVRELAY_API int kvrelay_router_live(kvrelay_router *r, const kvrelay_router_event *ev,
+                                    uint64_t now_ns) {
+  bool is_new = kvrelay_router_new_(r, ev);
+  if (!kvrelay_router_ours_(r, ev) || ev->type < KVRELAY_ROUTER_STORED ||
+      ev->type > KVRELAY_ROUTER_CLEARED) {
+    kvrelay_router_count_(r, KVRELAY_COUNT_FOREIGN_RANK, 1);
+    return KVRELAY_OK;
+  }
+  if (!is_new && !r->failed_) {
+    kvrelay_router_count_(r, KVRELAY_COUNT_EVENT_ID_ORDER, 1);
+    return KVRELAY_OK;
+  }
+  if (!r->failed_ && ev->type == KVRELAY_ROUTER_CLEARED && ev->domain == CKF_DOMAIN_MISSING) {
+    kvrelay_router_over_(r); /* what came before it does not matter any more */
+    kvrelay_router_hold_clear_(r);
+    r->wanted_ = r->degraded_ = false;
+    return kvrelay_router_apply_(r, ev);
+  }
+  bool hole = !r->stats_.has_event_id || ev->event_id - r->stats_.last_event_id != 1;
+  if (!r->recovering_ && !r->failed_ && hole && r->cfg_.recoverable && !r->degraded_)
+    kvrelay_router_begin_(r, now_ns);
+  if (r->recovering_)
+    kvrelay_router_hold_(r, ev);
+  else if (r->failed_)
+    kvrelay_router_count_(r, KVRELAY_COUNT_FENCED_SOURCE, 1);
+  else
+    return kvrelay_router_jump_(r, ev);
+  return KVRELAY_OK;
+}
+
+KVRELAY_API int kvrelay_router_request(kvrelay_router *r, bool *whole, uint64_t *first) {
+  int asking = r->asking_;
+  r->asking_ = false;
+  if (asking) {
+    *whole = r->whole_;
+    *first = r->whole_ ? 0 : r->stats_.last_event_id + 1;
+  }
+  return asking;
+}
+
+KVRELAY_API int kvrelay_router_failed(kvrelay_router *r, int how, uint64_t now_ns) {
+  if (!r->recovering_ || r->waiting_)
+    return KVRELAY_OK;
+  r->attempts_++;
+  if (how != KVRELAY_ROUTER_REFUSED && r->attempts_ < r->cfg_.attempts) {
+    r->waiting_ = true;
+    r->asking_ = false;
+    r->deadline_ns_ = now_ns + (r->cfg_.retry_ns << (r->attempts_ - 1));
+    return KVRELAY_OK;
+  }
+  kvrelay_router_over_(r);
+  if (r->failed_) {
+    kvrelay_router_fail_(r);
+    return KVRELAY_OK;
+  }
+  if (how == KVRELAY_ROUTER_NO_DUMP) { /* a later hole asks again */
+    kvrelay_router_hold_clear_(r);
+    return KVRELAY_OK;
+  }
+  r->degraded_ = r->wanted_ = true;
+  return kvrelay_router_drain_(r, true);
+}
+
+/* ---- answers ---- */
+
+/* The rank is back, or goes on; events that waited follow, over any hole. */
+static int kvrelay_router_recovered_(kvrelay_router *r, uint64_t last_event_id) {
+  if (!r->stats_.has_event_id || last_event_id > r->stats_.last_event_id)
+    r->stats_.last_event_id = last_event_id;
+  r->stats_.has_event_id = true;
+  kvrelay_router_over_(r);
+  r->degraded_ = r->wanted_ = false;
+  return kvrelay_router_drain_(r, false);
+}
+
+/* Events of somebody else in an answer: nothing this source says can be trusted. */
+static int kvrelay_router_ban_(kvrelay_router *r) {
+  r->banned_ = true;
+  kvrelay_router_count_(r, KVRELAY_COUNT_FOREIGN_RANK, 1);
+  kvrelay_router_fail_(r);
+  return kvrelay_router_drop_(r);
+}
+
+KVRELAY_API int kvrelay_router_dump_begin(kvrelay_router *r, ckf_producer *next, void *mem,
+                                          size_t mem_len, uint64_t now_ns) {
+  ckf_member member = kvrelay_router_member_(r);
+  if (!r->recovering_ || r->waiting_ || r->asking_ || r->next_ != NULL)
+    return KVRELAY_ERR_STATE;
+  int err = ckf_rebuild_begin(next, r->state_, &member, 1, mem, mem_len);
+  if (err == CKF_ERR_NOSPACE) {
+    err = kvrelay_router_failed(r, KVRELAY_ROUTER_BROKEN, now_ns);
+    return err == KVRELAY_OK ? KVRELAY_ERR_NOSPACE : err;
+  }
+  if (err != CKF_OK)
+    return KVRELAY_ERR_INVARIANT;
+  r->next_ = next;
+  r->foreign_ = r->invalid_ = false;
+  return KVRELAY_OK;
+}
+
+KVRELAY_API void kvrelay_router_dump_event(kvrelay_router *r, const kvrelay_router_event *ev) {
+  ckf_outcome out;
+  r->foreign_ = r->foreign_ || !kvrelay_router_ours_(r, ev);
+  if (r->next_ == NULL || r->foreign_ || r->invalid_)
+    return;
+  kvrelay_router_into_(r->next_, ev, &out);
+  r->invalid_ = kvrelay_router_reason_(out.error) != KVRELAY_COUNT_LEN;
+}
+
+KVRELAY_API int kvrelay_router_dump_end(kvrelay_router *r, uint64_t last_event_id,
+                                        uint64_t now_ns) {
+  (void)now_ns;
+  int err;
+  if (r->next_ == NULL)
+    return 0;
+  ckf_producer *next = r->next_;
+  r->next_ = NULL;
+  if (r->foreign_)
+    return kvrelay_router_ban_(r);
+  if (r->invalid_) { /* old blocks stay until the next recovery */
+    kvrelay_router_count_(r, KVRELAY_COUNT_MALFORMED_EVENT, 1);
+    r->reset_due_ = true;
+    kvrelay_router_fail_(r);
+    return 0;
+  }
+  if (ckf_rebuild_commit(r->state_, next) != CKF_OK)
+    return KVRELAY_ERR_INVARIANT;
+  r->failed_ = r->reset_due_ = r->stats_.has_event_id = false; /* a dump's cursor is the worker's */
+  r->stats_.complete = true;
+  err = kvrelay_router_recovered_(r, last_event_id);
+  return err == KVRELAY_OK ? 1 : err;
+}
+
+KVRELAY_API int kvrelay_router_again(kvrelay_router *r, const kvrelay_router_event *ev,
+                                     uint64_t now_ns) {
+  (void)now_ns;
+  if (!r->recovering_ || r->waiting_ || r->asking_)
+    return KVRELAY_OK;
+  if (!kvrelay_router_ours_(r, ev))
+    return kvrelay_router_ban_(r);
+  if (r->failed_ || !kvrelay_router_new_(r, ev))
+    return KVRELAY_OK;
+  kvrelay_router_count_(r, KVRELAY_COUNT_REPLAY, 1);
+  return kvrelay_router_apply_(r, ev);
+}
+
+KVRELAY_API int kvrelay_router_again_end(kvrelay_router *r, uint64_t last_event_id,
+                                         uint64_t now_ns) {
+  if (!r->recovering_ || r->waiting_ || r->asking_)
+    return KVRELAY_OK;
+  if (r->failed_) /* only a dump heals */
+    return kvrelay_router_failed(r, KVRELAY_ROUTER_NO_DUMP, now_ns);
+  return kvrelay_router_recovered_(r, last_event_id);
+}
+
+/* ---- time and read-outs ---- */
+
+KVRELAY_API int kvrelay_router_tick(kvrelay_router *r, uint64_t now_ns) {
+  int err = KVRELAY_OK;
+  if (r->recovering_ && now_ns >= r->deadline_ns_) {
+    if (!r->waiting_)
+      return kvrelay_router_failed(r, KVRELAY_ROUTER_BROKEN, now_ns);
+    r->waiting_ = false;
+    r->asking_ = true;
+    r->deadline_ns_ = now_ns + r->cfg_.attempt_timeout_ns;
+  }
+  if (r->wanted_ && !r->recovering_ && now_ns >= r->from_ns_) {
+    if (r->reset_due_)
+      err = kvrelay_router_drop_(r);
+    r->reset_due_ = false;
+    kvrelay_router_begin_(r, now_ns);
+  }
+  return err;
+}
+
+KVRELAY_API uint64_t kvrelay_router_deadline_ns(const kvrelay_router *r) {
+  return r->recovering_ ? r->deadline_ns_ : r->wanted_ ? r->from_ns_ : KVRELAY_TIME_NONE;
+}
+
+KVRELAY_API int kvrelay_router_reset(kvrelay_router *r) {
+  r->banned_ = true;
+  r->next_ = NULL;
+  kvrelay_router_fail_(r);
+  return kvrelay_router_drop_(r);
+}
+
+KVRELAY_API int kvrelay_router_state(const kvrelay_router *r) {
+  return r->failed_ ? KVRELAY_ROUTER_FAILED
+                    : (r->recovering_ ? KVRELAY_ROUTER_RECOVERING : KVRELAY_ROUTER_LIVE);
+}
+
+KVRELAY_API const kvrelay_router_stats *kvrelay_router_stats_get(const kvrelay_router *r) {
+  return &r->stats_;
 }
 
 #ifdef __cplusplus
