@@ -679,21 +679,27 @@ typedef struct kvrelay_relay_config {
   uint32_t max_pools;      /* pools at once, 1 .. 65 536 */
   uint32_t max_info_calls; /* GetRelayInfo calls at once, ≥ 1; no limit of the contract, only of
                               memory */
-  uint32_t max_catalog_subscribers;  /* open catalog streams, ≥ 1 */
-  uint32_t max_pool_streams;         /* open filter streams of all pools, ≥ 1 */
+  uint32_t max_catalog_subscribers;                         /* open catalog streams, ≥ 1 */
+  uint32_t max_readiness_subscribers, max_load_subscribers; /* the same, ≥ 1 each */
+  uint32_t max_members;      /* endpoints in the topology, with or without pool, 0 .. 65 536 */
+  uint32_t max_pool_streams; /* open filter streams of all pools, ≥ 1 */
   uint32_t max_subscribers_per_pool; /* ≥ 1 */
   uint32_t max_hubs;                 /* initialised hubs, ≥ 1 */
   uint32_t queue_frames;             /* deltas that may wait for one subscriber, ≥ 1 */
   size_t queue_bytes; /* their bytes, payload + 256 each; ≥ 4 194 624; reserved once per pool, less
                          for small filters */
-  uint32_t encoding_concurrency;  /* snapshots being sent at once, ≥ 1; each reserves 8 bytes per
-                                     bucket */
-  uint64_t max_bucket_count;      /* largest filter a pool may have, power of two, 2 .. 2^24 */
-  uint32_t chunk_buckets;         /* buckets per snapshot frame, 64 .. 524 288 */
-  uint32_t publication_threshold; /* counted events after which a delta is cut, ≥ 1 */
-  uint64_t publication_delay_ns;  /* or this long after the first pending one, ≥ 1 */
-  uint64_t heartbeat_ns;          /* silence on a filter stream, ≥ 1 */
-  uint64_t snapshot_progress_ns;  /* one chunk waiting to be taken, ≥ 1 */
+  uint32_t encoding_concurrency;   /* snapshots being sent at once, ≥ 1; each reserves 8 bytes per
+                                      bucket */
+  uint64_t max_bucket_count;       /* largest filter a pool may have, power of two, 2 .. 2^24 */
+  uint32_t chunk_buckets;          /* buckets per snapshot frame, 64 .. 524 288 */
+  uint32_t publication_threshold;  /* counted events after which a delta is cut, ≥ 1 */
+  uint64_t publication_delay_ns;   /* or this long after the first pending one, ≥ 1 */
+  uint64_t heartbeat_ns;           /* silence on a filter stream, ≥ 1 */
+  uint64_t snapshot_progress_ns;   /* one chunk waiting to be taken, ≥ 1 */
+  uint64_t readiness_heartbeat_ns; /* repetition of the readiness image, ≥ 1 */
+  uint64_t load_window_ns;         /* load window, whole milliseconds, ≥ 1 ms */
+  uint32_t load_windows; /* kept for slow load readers, 1 .. 65 536, rounded up to a power of two;
+                            24 bytes each in every pool's memory */
 } kvrelay_relay_config;
 
 typedef struct kvrelay_pool
@@ -704,7 +710,9 @@ typedef struct kvrelay_relay kvrelay_relay; /* one relay */
 typedef struct kvrelay_relay_stats {
   uint64_t catalog_revision;
   uint32_t pools;
-  uint32_t catalog_streams, pool_streams;
+  uint64_t topology_revision; /* of what was evaluated last */
+  uint64_t load_windows;      /* closed so far */
+  uint32_t catalog_streams, pool_streams, readiness_streams, load_streams;
   uint32_t hubs, idle_hubs;
   uint64_t deltas_published, snapshots_cut, heartbeats;
   uint64_t lagged, progress_timeouts, producers_fenced, recuts;
@@ -720,6 +728,8 @@ typedef struct kvrelay_outgoing {
     kvrelay_relay_info info;
     kvrelay_catalog_update catalog;
     kvrelay_filter_update filter;
+    kvrelay_readiness_update readiness;
+    kvrelay_load_update load;
   } u;
   kvrelay_status end; /* with KVRELAY_PULL_END */
 } kvrelay_outgoing;
@@ -776,10 +786,53 @@ KVRELAY_API uint64_t kvrelay_pool_sequence(const kvrelay_pool *pool);
 KVRELAY_API KVRELAY_MUST_USE int kvrelay_pool_fenced(const kvrelay_pool *pool);
 KVRELAY_API uint32_t kvrelay_pool_subscribers(const kvrelay_pool *pool);
 
+/* ---- readiness and load ---- */
+
+struct kvrelay_topology;
+/*
+ * What readiness streams tell from now on: everything that kvrelay_topology_derive found, lent,
+ * with its memory and cards, until the next call.  The relay adds the links to its pools.  The
+ * revision moves only when readers see a difference.  KVRELAY_OK, or KVRELAY_ERR_LIMIT
+ * (max_members): the former one stays in force, and lent.
+ */
+KVRELAY_API KVRELAY_MUST_USE int
+kvrelay_relay_set_topology(kvrelay_relay *relay, const struct kvrelay_topology *topology);
+
+/* Data-parallel ranks rank_start .. rank_start + ranks - 1 of one worker. */
+typedef struct kvrelay_rank_range {
+  uint64_t worker;
+  uint32_t rank_start;
+  uint32_t ranks;           /* 0, above 4 096 or beyond 2^32: the pool has no ranks at all */
+  uint64_t total_kv_blocks; /* of each rank, 0 = unknown */
+} kvrelay_rank_range;
+
+/* Bytes kvrelay_pool_set_ranks needs; 0 = more than the machine addresses. */
+KVRELAY_API size_t kvrelay_pool_ranks_mem_size(const kvrelay_rank_range *ranges, size_t len);
+/*
+ * Declares whose load the pool's is; a new pool has no ranks.  Ranks that were declared before with
+ * the same capacity keep what was reported of them.  `mem` stays the caller's and must outlive the
+ * pool or the next call, which gives it back.  KVRELAY_OK; KVRELAY_ERR_ARG (a worker twice),
+ * KVRELAY_ERR_NOSPACE.
+ */
+KVRELAY_API KVRELAY_MUST_USE int kvrelay_pool_set_ranks(kvrelay_pool *pool,
+                                                        const kvrelay_rank_range *ranges,
+                                                        size_t len, void *mem, size_t mem_len);
+/* The capacity of one rank, 0 = unknown; a change forgets what was reported of it.  KVRELAY_OK, or
+ * KVRELAY_ERR_NOT_FOUND: nobody declared the rank, to be ignored. */
+KVRELAY_API int kvrelay_pool_set_capacity(kvrelay_pool *pool, uint64_t worker, uint32_t rank,
+                                          uint64_t total_kv_blocks);
+/* A rank reports the blocks it uses; 0 is a report.  As above. */
+KVRELAY_API int kvrelay_pool_report(kvrelay_pool *pool, uint64_t worker, uint32_t rank,
+                                    uint64_t kv_used_blocks);
+/* The reports of a worker are lost: nothing is known of its ranks.  As above. */
+KVRELAY_API int kvrelay_pool_reports_lost(kvrelay_pool *pool, uint64_t worker);
+
+/* ---- calls ---- */
+
 /*
  * Admission of one request (contract 10.2 to 10.7).  KVRELAY_OK: `*call` is open, pull from it; for
  * SUBSCRIBE_POOL it may first wait for a snapshot permit.  KVRELAY_ERR_REFUSED: `status` says why,
- * nothing is open.  Readiness, load and serving load are answered UNIMPLEMENTED.
+ * nothing is open.  Serving load is answered UNIMPLEMENTED.
  */
 KVRELAY_API KVRELAY_MUST_USE int kvrelay_relay_call_open(kvrelay_relay *relay,
                                                          const kvrelay_request *request,
@@ -806,7 +859,7 @@ KVRELAY_API int kvrelay_relay_ready_next(kvrelay_relay *relay, uint64_t *call);
 /* When tick wants to run, KVRELAY_TIME_NONE = never.  Early and repeated ticks are harmless. */
 KVRELAY_API uint64_t kvrelay_relay_deadline_ns(const kvrelay_relay *relay);
 KVRELAY_API void kvrelay_relay_tick(kvrelay_relay *relay, uint64_t now_ns);
-/* Orderly stop: catalog and filter streams end with OK, later requests get PUBLICATION_UNAVAILABLE.
+/* Orderly stop: streams end with OK, later requests get PUBLICATION_UNAVAILABLE.
  */
 KVRELAY_API void kvrelay_relay_shutdown(kvrelay_relay *relay, uint64_t now_ns);
 KVRELAY_API kvrelay_relay_stats kvrelay_relay_stats_get(const kvrelay_relay *relay);
@@ -1491,10 +1544,12 @@ typedef struct kvrelay_call_ {
   uint32_t ready_prev_, ready_next_;
   kvrelay_pool *pool_;
   uint32_t slot_, chunk_, chunk_count_; /* snapshot being sent */
-  uint64_t cursor_;   /* sequence of the last frame taken; of the cut before the first delta */
+  uint64_t cursor_;   /* sequence of the last frame, or load window, taken; of the cut before the
+                         first delta */
   uint64_t since_ns_; /* heartbeat and progress are counted from here */
-  uint64_t revision_; /* catalog: last one sent */
-  bool sent_;         /* catalog, info: at least one message was sent */
+  uint64_t revision_; /* catalog, readiness: last one sent */
+  bool sent_;         /* not filter: at least one message was sent */
+  bool beat_;         /* readiness: the image is to be repeated */
   int32_t end_reason_;
   const char *end_text_;
   uint64_t end_number_;
@@ -1508,6 +1563,8 @@ typedef struct kvrelay_list_ {
 enum {
   KVRELAY_LIST_NONE_,
   KVRELAY_LIST_CATALOG_,
+  KVRELAY_LIST_READINESS_,
+  KVRELAY_LIST_LOAD_,
   KVRELAY_LIST_WAIT_,
   KVRELAY_LIST_PROGRESS_,
   KVRELAY_LIST_BEAT_,
@@ -1519,6 +1576,22 @@ typedef struct kvrelay_cut_ {
   uint8_t *bytes_;
   bool used_;
 } kvrelay_cut_;
+
+/* A closed load window; what the pools used is in their rings. */
+typedef struct kvrelay_window_ {
+  uint64_t closed_ns_;
+  uint64_t
+      observed_ms_; /* wall clock at that time, found when it is first asked for; 0 = not yet */
+} kvrelay_window_;
+
+/* The load of one pool when a window closed. */
+typedef struct kvrelay_pool_load_ {
+  uint64_t used_, total_;
+  uint32_t observed_, expected_;
+} kvrelay_pool_load_;
+
+#define KVRELAY_RANKS_MAX_ 4096u /* of one worker */
+#define KVRELAY_METHODS_ 6       /* methods that have calls, and NONE */
 
 struct kvrelay_relay {
   kvrelay_relay_config cfg_;
@@ -1532,8 +1605,22 @@ struct kvrelay_relay {
   kvrelay_pool *due_head_, *due_tail_; /* pools whose publication delay runs, earliest first */
   uint32_t pools_len_, streams_len_;
   uint32_t free_head_, ready_head_, ready_tail_;
-  uint32_t info_calls_, catalog_streams_, pool_streams_, hubs_, slots_used_;
+  uint32_t open_[KVRELAY_METHODS_]; /* calls of each method, ended ones too */
+  uint32_t hubs_, slots_used_;
   uint64_t revision_, view_revision_, generation_;
+  /* Readiness: what was derived, lent, and the image of it with links. */
+  const struct kvrelay_topology *topology_;
+  kvrelay_topology_entry *entries_;
+  kvrelay_topology_member *members_;
+  uint32_t entries_len_;
+  bool topology_dirty_;
+  uint64_t topology_revision_;
+  uint8_t topology_digest_[32]; /* equal digests: nothing changed */
+  /* Load: the pools keep the numbers, here is the window that was asked for last. */
+  kvrelay_load_entry *load_view_;
+  uint32_t load_view_len_;
+  uint64_t load_view_window_, window_, window_due_ns_;
+  kvrelay_window_ *windows_; /* ring of cfg_.load_windows */
   bool stopping_;
   kvrelay_relay_stats stats_;
 };
@@ -1542,6 +1629,13 @@ struct kvrelay_relay {
 typedef struct kvrelay_frame_ {
   size_t offset_, len_;
 } kvrelay_frame_;
+
+/* One data-parallel rank. */
+typedef struct kvrelay_rank_load_ {
+  uint64_t worker_, capacity_, used_;
+  uint32_t rank_;
+  bool observed_;
+} kvrelay_rank_load_;
 
 struct kvrelay_pool {
   kvrelay_relay *relay_;
@@ -1560,8 +1654,12 @@ struct kvrelay_pool {
   uint8_t *bytes_; /* ring_bytes_ + frame_bytes_ */
   uint32_t
       frames_len_; /* deltas kept: those that end at sequence_ - frames_len_ + 1 .. sequence_ */
-  size_t frames_bytes_; /* their payloads + KVRELAY_FRAME_COST_ each */
-  size_t write_;        /* where the next frame goes */
+  size_t frames_bytes_;       /* their payloads + KVRELAY_FRAME_COST_ each */
+  size_t write_;              /* where the next frame goes */
+  kvrelay_rank_load_ *ranks_; /* by (worker, rank) */
+  uint32_t ranks_len_;
+  kvrelay_pool_load_ *loads_; /* ring of load_windows */
+  uint64_t load_from_;        /* first window that closed while it was in the catalog */
 };
 
 /* ---- consumer ---- */
@@ -2715,6 +2813,7 @@ int kvrelay_raw_preface_get(const uint8_t *bytes, size_t len, bool from_client,
  */
 
 #define KVRELAY_NIL_ UINT32_MAX
+#define KVRELAY_MS_ 1000000u /* in nanoseconds */
 #define KVRELAY_FRAME_COST_                                                                        \
   256 /* what a queued frame counts beside its payload (contract 10.1)                             \
        */
@@ -2723,6 +2822,8 @@ enum {
   KVRELAY_PHASE_FREE_ = 0,
   KVRELAY_PHASE_ANSWER_, /* info */
   KVRELAY_PHASE_CATALOG_,
+  KVRELAY_PHASE_READINESS_,
+  KVRELAY_PHASE_LOAD_,
   KVRELAY_PHASE_WAIT_, /* for a snapshot permit */
   KVRELAY_PHASE_SNAPSHOT_,
   KVRELAY_PHASE_LIVE_,
@@ -2735,6 +2836,9 @@ KVRELAY_API kvrelay_relay_config kvrelay_relay_config_default(void) {
   c.max_pools = 65536;
   c.max_info_calls = 1024;
   c.max_catalog_subscribers = 64;
+  c.max_readiness_subscribers = 64;
+  c.max_load_subscribers = 64;
+  c.max_members = 65536;
   c.max_pool_streams = 64;
   c.max_subscribers_per_pool = 64;
   c.max_hubs = 64;
@@ -2747,6 +2851,9 @@ KVRELAY_API kvrelay_relay_config kvrelay_relay_config_default(void) {
   c.publication_delay_ns = 1000000;
   c.heartbeat_ns = 10000000000u;
   c.snapshot_progress_ns = 60000000000u;
+  c.readiness_heartbeat_ns = 10000000000u;
+  c.load_window_ns = 1000000000u;
+  c.load_windows = 16;
   return c;
 }
 
@@ -2772,17 +2879,31 @@ static uint8_t *kvrelay_align_(void *mem) {
   return (uint8_t *)mem + ((16 - ((uintptr_t)mem & 15)) & 15);
 }
 
+static uint64_t kvrelay_relay_streams_(const kvrelay_relay_config *c) {
+  return (uint64_t)c->max_info_calls + c->max_catalog_subscribers + c->max_pool_streams +
+         c->max_readiness_subscribers + c->max_load_subscribers;
+}
+
 static bool kvrelay_relay_config_valid_(const kvrelay_relay_config *c) {
   return c->max_pools >= 1 && c->max_pools <= 65536 && c->max_info_calls >= 1 &&
-         c->max_catalog_subscribers >= 1 && c->max_pool_streams >= 1 &&
-         c->max_subscribers_per_pool >= 1 && c->max_hubs >= 1 && c->queue_frames >= 1 &&
-         c->queue_bytes >= 4194624 && c->encoding_concurrency >= 1 && c->max_bucket_count >= 2 &&
-         c->max_bucket_count <= CKF_MAX_BUCKETS &&
+         c->max_catalog_subscribers >= 1 && c->max_readiness_subscribers >= 1 &&
+         c->max_load_subscribers >= 1 && c->max_members <= 65536 &&
+         c->readiness_heartbeat_ns >= 1 && c->load_window_ns >= KVRELAY_MS_ &&
+         c->load_window_ns % KVRELAY_MS_ == 0 && c->load_windows >= 1 && c->load_windows <= 65536 &&
+         c->max_pool_streams >= 1 && c->max_subscribers_per_pool >= 1 && c->max_hubs >= 1 &&
+         c->queue_frames >= 1 && c->queue_bytes >= 4194624 && c->encoding_concurrency >= 1 &&
+         c->max_bucket_count >= 2 && c->max_bucket_count <= CKF_MAX_BUCKETS &&
          (c->max_bucket_count & (c->max_bucket_count - 1)) == 0 && c->chunk_buckets >= 64 &&
          c->chunk_buckets <= 524288 && c->publication_threshold >= 1 &&
          c->publication_delay_ns >= 1 && c->heartbeat_ns >= 1 && c->snapshot_progress_ns >= 1 &&
-         (uint64_t)c->max_info_calls + c->max_catalog_subscribers + c->max_pool_streams <
-             KVRELAY_NIL_;
+         kvrelay_relay_streams_(c) < KVRELAY_NIL_;
+}
+
+static uint32_t kvrelay_relay_windows_(const kvrelay_relay_config *c) {
+  uint32_t n = 1;
+  while (n < c->load_windows)
+    n *= 2;
+  return n;
 }
 
 /* Places everything in `mem`, or only counts it; 0 = impossible. */
@@ -2790,7 +2911,7 @@ static size_t kvrelay_relay_place_(kvrelay_relay *r, const kvrelay_relay_config 
   kvrelay_bump_ b = {mem, 0, false};
   size_t images =
       c->max_bucket_count < CKF_CBI1_MAX_IMAGES ? (size_t)c->max_bucket_count : CKF_CBI1_MAX_IMAGES;
-  uint32_t streams = c->max_info_calls + c->max_catalog_subscribers + c->max_pool_streams;
+  uint32_t streams = (uint32_t)kvrelay_relay_streams_(c);
   ckf_format largest = {0, c->max_bucket_count};
   size_t slot_bytes =
       8 * (size_t)c->max_bucket_count +
@@ -2798,6 +2919,13 @@ static size_t kvrelay_relay_place_(kvrelay_relay *r, const kvrelay_relay_config 
   r->pools_ = (kvrelay_pool **)kvrelay_bump_take_(&b, c->max_pools, sizeof *r->pools_);
   r->view_ = (kvrelay_descriptor *)kvrelay_bump_take_(&b, c->max_pools, sizeof *r->view_);
   r->streams_ = (kvrelay_call_ *)kvrelay_bump_take_(&b, streams, sizeof *r->streams_);
+  r->entries_ =
+      (kvrelay_topology_entry *)kvrelay_bump_take_(&b, c->max_members, sizeof *r->entries_);
+  r->members_ =
+      (kvrelay_topology_member *)kvrelay_bump_take_(&b, c->max_members, sizeof *r->members_);
+  r->load_view_ = (kvrelay_load_entry *)kvrelay_bump_take_(&b, c->max_pools, sizeof *r->load_view_);
+  r->windows_ =
+      (kvrelay_window_ *)kvrelay_bump_take_(&b, kvrelay_relay_windows_(c), sizeof *r->windows_);
   r->slots_ = (kvrelay_cut_ *)kvrelay_bump_take_(&b, c->encoding_concurrency, sizeof *r->slots_);
   for (uint32_t i = 0; i < c->encoding_concurrency && !b.overflow; i++) {
     uint8_t *bytes = (uint8_t *)kvrelay_bump_take_(&b, slot_bytes, 1);
@@ -2819,10 +2947,16 @@ KVRELAY_API size_t kvrelay_relay_mem_size(const kvrelay_relay_config *cfg) {
   return kvrelay_relay_config_valid_(cfg) ? kvrelay_relay_place_(&scratch, cfg, NULL) : 0;
 }
 
+static uint64_t kvrelay_after_(uint64_t since_ns, uint64_t wait_ns) {
+  return since_ns > UINT64_MAX - wait_ns ? UINT64_MAX : since_ns + wait_ns;
+}
+
+static void kvrelay_topology_build_(kvrelay_relay *r, uint8_t digest[32]);
+static int kvrelay_path_compare_(const kvrelay_endpoint *a, const kvrelay_endpoint *b);
+
 KVRELAY_API int kvrelay_relay_init_abi(kvrelay_relay *relay, size_t relay_size,
                                        const kvrelay_relay_config *cfg, void *mem, size_t mem_len,
                                        uint64_t now_ns) {
-  (void)now_ns;
   if (relay_size != sizeof *relay)
     return KVRELAY_ERR_ABI;
   size_t need = kvrelay_relay_mem_size(cfg);
@@ -2840,7 +2974,68 @@ KVRELAY_API int kvrelay_relay_init_abi(kvrelay_relay *relay, size_t relay_size,
     relay->lists_[i].head_ = relay->lists_[i].tail_ = KVRELAY_NIL_;
   relay->ready_head_ = relay->ready_tail_ = KVRELAY_NIL_;
   relay->generation_ = 1;
+  relay->topology_revision_ = 1;
+  kvrelay_topology_build_(relay, relay->topology_digest_);
+  relay->cfg_.load_windows = kvrelay_relay_windows_(cfg);
+  relay->windows_[0].closed_ns_ = now_ns;
+  relay->windows_[0].observed_ms_ = 0;
+  relay->window_due_ns_ = kvrelay_after_(now_ns, cfg->load_window_ns);
   return KVRELAY_OK;
+}
+
+/* ---- sorting: peers choose the input, so neither recursion nor a quadratic case ---- */
+
+typedef bool (*kvrelay_before_fn_)(const void *context, const void *a, const void *b);
+
+static void kvrelay_swap_(uint8_t *a, uint8_t *b, size_t size) {
+  uint8_t part[64];
+  while (size > 0) {
+    const size_t n = size < sizeof part ? size : sizeof part;
+    KVRELAY_MEMCPY(part, a, n);
+    KVRELAY_MEMCPY(a, b, n);
+    KVRELAY_MEMCPY(b, part, n);
+    a += n;
+    b += n;
+    size -= n;
+  }
+}
+
+/* Moves element i of a heap down; the last in order is on top. */
+static void kvrelay_sift_(uint8_t *base, size_t len, size_t size, size_t i,
+                          kvrelay_before_fn_ before, const void *context) {
+  for (;;) {
+    size_t child = 2 * i + 1;
+    if (child >= len)
+      return;
+    if (child + 1 < len && before(context, base + child * size, base + (child + 1) * size))
+      child++;
+    if (!before(context, base + i * size, base + child * size))
+      return;
+    kvrelay_swap_(base + i * size, base + child * size, size);
+    i = child;
+  }
+}
+
+static void kvrelay_heap_(uint8_t *base, size_t len, size_t size, kvrelay_before_fn_ before,
+                          const void *context) {
+  size_t i;
+  for (i = len / 2; i > 0; i--)
+    kvrelay_sift_(base, len, size, i - 1, before, context);
+}
+
+static void kvrelay_sort_(void *elements, size_t len, size_t size, kvrelay_before_fn_ before,
+                          const void *context) {
+  uint8_t *const base = (uint8_t *)elements;
+  size_t i;
+  for (i = 1; i < len && !before(context, base + i * size, base + (i - 1) * size); i++) {
+  }
+  if (i >= len)
+    return; /* most lists arrive sorted */
+  kvrelay_heap_(base, len, size, before, context);
+  for (i = len - 1; i > 0; i--) {
+    kvrelay_swap_(base, base + i * size, size);
+    kvrelay_sift_(base, i, size, 0, before, context);
+  }
 }
 
 /* ---- lists of streams ---- */
@@ -2981,11 +3176,20 @@ static void kvrelay_pool_end_streams_(kvrelay_relay *r, kvrelay_pool *p, int32_t
 
 /* ---- catalog ---- */
 
+static void kvrelay_list_wake_(kvrelay_relay *r, int list) {
+  for (uint32_t i = r->lists_[list].head_; i != KVRELAY_NIL_; i = r->streams_[i].next_)
+    kvrelay_wake_(r, &r->streams_[i]);
+}
+
+static void kvrelay_topology_changed_(kvrelay_relay *r) {
+  r->topology_dirty_ = true;
+  kvrelay_list_wake_(r, KVRELAY_LIST_READINESS_);
+}
+
 static void kvrelay_catalog_changed_(kvrelay_relay *r) {
   r->revision_++;
-  for (uint32_t i = r->lists_[KVRELAY_LIST_CATALOG_].head_; i != KVRELAY_NIL_;
-       i = r->streams_[i].next_)
-    kvrelay_wake_(r, &r->streams_[i]);
+  kvrelay_list_wake_(r, KVRELAY_LIST_CATALOG_);
+  kvrelay_topology_changed_(r); /* links follow the catalog */
 }
 
 /* Index of the pool with this id, or where it would stand. */
@@ -3006,6 +3210,24 @@ static uint32_t kvrelay_pool_search_(const kvrelay_relay *r, const kvrelay_pool_
       high = middle;
   }
   return low;
+}
+
+static bool kvrelay_target_same_(const kvrelay_target *a, const kvrelay_target *b) {
+  return a->present == b->present && a->kind == b->kind &&
+         kvrelay_text_equal(a->base_model, b->base_model) &&
+         kvrelay_text_equal(a->adapter, b->adapter);
+}
+
+static bool kvrelay_registration_same_(const kvrelay_registration *a,
+                                       const kvrelay_registration *b) {
+  size_t i;
+  if (!kvrelay_text_equal(a->canonical_model_id, b->canonical_model_id) ||
+      !kvrelay_target_same_(&a->target, &b->target) || a->aliases_len != b->aliases_len)
+    return false;
+  for (i = 0; i < a->aliases_len; i++)
+    if (!kvrelay_text_equal(a->aliases[i], b->aliases[i]))
+      return false;
+  return true;
 }
 
 /* Control characters are legal on the wire, but our own configuration creates no such names
@@ -3101,6 +3323,8 @@ static kvrelay_pool *kvrelay_pool_place_(const kvrelay_relay *r, const kvrelay_d
   kvrelay_pool *p = (kvrelay_pool *)kvrelay_bump_take_(&b, 1, sizeof *p);
   kvrelay_frame_ *frames =
       (kvrelay_frame_ *)kvrelay_bump_take_(&b, r->cfg_.queue_frames, sizeof *frames);
+  kvrelay_pool_load_ *loads =
+      (kvrelay_pool_load_ *)kvrelay_bump_take_(&b, r->cfg_.load_windows, sizeof *loads);
   kvrelay_descriptor copy;
   kvrelay_copy_descriptor_(&b, d, &copy);
   uint8_t *bytes = (uint8_t *)kvrelay_bump_take_(&b, r->ring_bytes_ + r->frame_bytes_, 1);
@@ -3109,6 +3333,7 @@ static kvrelay_pool *kvrelay_pool_place_(const kvrelay_relay *r, const kvrelay_d
     KVRELAY_MEMSET(p, 0, sizeof *p);
     p->descriptor_ = copy;
     p->frames_ = frames;
+    p->loads_ = loads;
     p->bytes_ = bytes;
     p->first_stream_ = KVRELAY_NIL_;
   }
@@ -3121,6 +3346,327 @@ KVRELAY_API size_t kvrelay_relay_pool_mem_size(const kvrelay_relay *relay,
   if (kvrelay_descriptor_fit_(descriptor))
     (void)kvrelay_pool_place_(relay, descriptor, NULL, &need);
   return need;
+}
+
+/* ---- readiness ---- */
+
+static uint32_t kvrelay_role_set_(kvrelay_roles roles) {
+  uint32_t set = 0;
+  for (size_t i = 0; i < roles.len; i++)
+    set |= (uint32_t)1 << roles.ptr[i];
+  return set;
+}
+
+static bool kvrelay_registrations_same_(const kvrelay_endpoint_state *s,
+                                        const kvrelay_descriptor *d) {
+  if (s->registrations_len != d->registrations_len)
+    return false;
+  for (size_t i = 0; i < s->registrations_len; i++) {
+    size_t k = 0;
+    while (k < d->registrations_len &&
+           !kvrelay_registration_same_(&s->registrations[i],
+                                       &d->registrations[(i + k) % d->registrations_len]))
+      k++; /* most lists are in one order */
+    if (k == d->registrations_len)
+      return false;
+  }
+  return true;
+}
+
+/* What an endpoint came to, by its path; NULL when the derivation does not know it. */
+static const kvrelay_endpoint_state *kvrelay_topology_find_(const struct kvrelay_topology *t,
+                                                            const kvrelay_endpoint *endpoint) {
+  size_t low = 0, high = t->endpoints_len;
+  while (low < high) {
+    size_t middle = low + (high - low) / 2;
+    int order = kvrelay_path_compare_(&t->endpoints[middle].endpoint, endpoint);
+    if (order == 0)
+      return &t->endpoints[middle];
+    if (order < 0)
+      low = middle + 1;
+    else
+      high = middle;
+  }
+  return NULL;
+}
+
+/* The pool that is what the endpoint came to (contract 13.2), NULL = none now. */
+static const kvrelay_pool *kvrelay_topology_pool_(const kvrelay_relay *r,
+                                                  const kvrelay_endpoint_state *s) {
+  kvrelay_pool_id id;
+  bool found;
+  KVRELAY_MEMSET(&id, 0, sizeof id);
+  id.identity_version = 1;
+  id.domain = s->domain;
+  for (uint32_t i = kvrelay_pool_search_(r, &id, &found); i < r->pools_len_; i++) {
+    const kvrelay_descriptor *d = &r->pools_[i]->descriptor_;
+    id.dc_id = d->producer.pool_id.dc_id;
+    if (!kvrelay_pool_id_equal(&d->producer.pool_id, &id))
+      break;
+    if (kvrelay_endpoint_equal_(&d->serving_endpoint, &s->endpoint) &&
+        d->query_semantics.kv_block_size == s->semantics.kv_block_size &&
+        d->query_semantics.hash_format == s->semantics.hash_format &&
+        kvrelay_role_set_(d->pool_roles) == kvrelay_role_set_(s->roles) &&
+        kvrelay_registrations_same_(s, d))
+      return r->pools_[i];
+  }
+  return NULL;
+}
+
+static void kvrelay_put_roles_(hashfmt_blake3_state *h, kvrelay_roles roles) {
+  kvrelay_put_u32_(h, (uint32_t)roles.len);
+  for (size_t i = 0; i < roles.len; i++)
+    kvrelay_put_u32_(h, (uint32_t)roles.ptr[i]);
+}
+
+/* Everything that a reader of the entry sees. */
+static void kvrelay_put_entry_(hashfmt_blake3_state *h, const kvrelay_topology_entry *e) {
+  kvrelay_put_framed_(h, e->namespace_);
+  kvrelay_put_framed_(h, e->canonical_model_id);
+  kvrelay_put_u32_(h, (uint32_t)e->state);
+  kvrelay_put_roles_(h, e->present_roles);
+  kvrelay_put_roles_(h, e->missing_roles);
+  kvrelay_put_roles_(h, e->duplicate_role_endpoints);
+  kvrelay_put_u32_(h, e->legacy_fallback_active);
+  kvrelay_put_u32_(h, (uint32_t)e->members_len);
+  for (size_t i = 0; i < e->members_len; i++) {
+    const kvrelay_topology_member *m = &e->members[i];
+    kvrelay_put_framed_(h, m->endpoint.component);
+    kvrelay_put_framed_(h, m->endpoint.endpoint);
+    kvrelay_put_roles_(h, m->roles);
+    kvrelay_put_u32_(h, m->pool_id.present);
+    if (m->pool_id.present) {
+      char name[KVRELAY_POOL_NAME_CAP];
+      kvrelay_text id = {(const uint8_t *)name, KVRELAY_POOL_NAME_CAP};
+      kvrelay_pool_id_format(&m->pool_id, name);
+      kvrelay_put_framed_(h, id);
+      kvrelay_put_u32_(h, (uint32_t)m->pool_id.domain.cache_semantics.source);
+      kvrelay_put_u32_(h, (uint32_t)m->pool_id.domain.routing_scope.source);
+    }
+  }
+  kvrelay_put_u32_(h, (uint32_t)e->adapters_len);
+  for (size_t i = 0; i < e->adapters_len; i++) {
+    kvrelay_put_framed_(h, e->adapters[i].canonical_model_id);
+    kvrelay_put_u32_(h, (uint32_t)e->adapters[i].state);
+    kvrelay_put_roles_(h, e->adapters[i].missing_roles);
+  }
+}
+
+/* Copies the entries and adds the links. */
+static void kvrelay_topology_build_(kvrelay_relay *r, uint8_t digest[32]) {
+  const struct kvrelay_topology *t = r->topology_;
+  kvrelay_topology_member *member = r->members_;
+  hashfmt_blake3_state h;
+  hashfmt_blake3_init(&h);
+  r->entries_len_ = t == NULL ? 0 : (uint32_t)t->entries_len;
+  for (uint32_t i = 0; i < r->entries_len_; i++) {
+    kvrelay_topology_entry *e = &r->entries_[i];
+    *e = t->entries[i];
+    e->members = member;
+    for (size_t k = 0; k < e->members_len; k++, member++) {
+      *member = t->entries[i].members[k];
+      const kvrelay_endpoint_state *s = kvrelay_topology_find_(t, &member->endpoint);
+      const kvrelay_pool *p = s == NULL ? NULL : kvrelay_topology_pool_(r, s);
+      if (p != NULL)
+        member->pool_id = p->descriptor_.producer.pool_id;
+      else
+        KVRELAY_MEMSET(&member->pool_id, 0, sizeof member->pool_id);
+    }
+    kvrelay_put_entry_(&h, e);
+  }
+  hashfmt_blake3_final(&h, digest);
+}
+
+static void kvrelay_topology_update_(kvrelay_relay *r) {
+  uint8_t digest[32];
+  if (!r->topology_dirty_)
+    return;
+  r->topology_dirty_ = false;
+  kvrelay_topology_build_(r, digest);
+  if (KVRELAY_MEMCMP(digest, r->topology_digest_, sizeof digest) != 0)
+    r->topology_revision_++;
+  KVRELAY_MEMCPY(r->topology_digest_, digest, sizeof digest);
+}
+
+KVRELAY_API int kvrelay_relay_set_topology(kvrelay_relay *relay,
+                                           const struct kvrelay_topology *topology) {
+  size_t members = 0;
+  for (size_t i = 0; i < topology->entries_len; i++)
+    members += topology->entries[i].members_len; /* at least one each */
+  if (members > relay->cfg_.max_members)
+    return KVRELAY_ERR_LIMIT;
+  relay->topology_ = topology;
+  kvrelay_topology_changed_(relay);
+  return KVRELAY_OK;
+}
+
+/* ---- load ---- */
+
+static bool kvrelay_rank_before_(const void *context, const void *a, const void *b) {
+  const kvrelay_rank_load_ *const x = (const kvrelay_rank_load_ *)a;
+  const kvrelay_rank_load_ *const y = (const kvrelay_rank_load_ *)b;
+  (void)context;
+  return x->worker_ != y->worker_ ? x->worker_ < y->worker_ : x->rank_ < y->rank_;
+}
+
+/* Ranks of all workers; one that says something impossible leaves none. */
+static uint32_t kvrelay_ranks_declared_(const kvrelay_rank_range *ranges, size_t len) {
+  uint32_t ranks = 0;
+  for (size_t i = 0; i < len; i++) {
+    if (ranges[i].ranks == 0 || ranges[i].ranks > KVRELAY_RANKS_MAX_ ||
+        ranges[i].rank_start > UINT32_MAX - ranges[i].ranks + 1 ||
+        ranks > UINT32_MAX - ranges[i].ranks)
+      return 0;
+    ranks += ranges[i].ranks;
+  }
+  return ranks;
+}
+
+/* Where this rank, or the one behind it, stands. */
+static uint32_t kvrelay_rank_search_(const kvrelay_pool *p, uint64_t worker, uint32_t rank) {
+  uint32_t low = 0, high = p->ranks_len_;
+  kvrelay_rank_load_ key;
+  key.worker_ = worker;
+  key.rank_ = rank;
+  while (low < high) {
+    uint32_t middle = low + (high - low) / 2;
+    if (kvrelay_rank_before_(NULL, &p->ranks_[middle], &key))
+      low = middle + 1;
+    else
+      high = middle;
+  }
+  return low;
+}
+
+static kvrelay_rank_load_ *kvrelay_rank_find_(const kvrelay_pool *p, uint64_t worker,
+                                              uint32_t rank) {
+  uint32_t at = kvrelay_rank_search_(p, worker, rank);
+  return at < p->ranks_len_ && p->ranks_[at].worker_ == worker && p->ranks_[at].rank_ == rank
+             ? &p->ranks_[at]
+             : NULL;
+}
+
+KVRELAY_API size_t kvrelay_pool_ranks_mem_size(const kvrelay_rank_range *ranges, size_t len) {
+  kvrelay_bump_ b = {NULL, 0, false};
+  (void)kvrelay_bump_take_(&b, kvrelay_ranks_declared_(ranges, len), sizeof(kvrelay_rank_load_));
+  return b.overflow ? 0 : b.used + 16;
+}
+
+KVRELAY_API int kvrelay_pool_set_ranks(kvrelay_pool *pool, const kvrelay_rank_range *ranges,
+                                       size_t len, void *mem, size_t mem_len) {
+  const uint32_t count = kvrelay_ranks_declared_(ranges, len);
+  const size_t need = kvrelay_pool_ranks_mem_size(ranges, len);
+  if (need == 0 || mem == NULL || mem_len < need)
+    return KVRELAY_ERR_NOSPACE;
+  kvrelay_rank_load_ *ranks = (kvrelay_rank_load_ *)(void *)kvrelay_align_(mem), *next = ranks;
+  for (size_t i = 0; count != 0 && i < len; i++)
+    for (uint32_t k = 0; k < ranges[i].ranks; k++, next++) {
+      const kvrelay_rank_load_ *former =
+          kvrelay_rank_find_(pool, ranges[i].worker, ranges[i].rank_start + k);
+      KVRELAY_MEMSET(next, 0, sizeof *next);
+      next->worker_ = ranges[i].worker;
+      next->rank_ = ranges[i].rank_start + k;
+      next->capacity_ = ranges[i].total_kv_blocks;
+      if (former != NULL && former->capacity_ == next->capacity_)
+        *next = *former;
+    }
+  kvrelay_sort_(ranks, count, sizeof *ranks, kvrelay_rank_before_, NULL);
+  for (uint32_t i = 1; i < count; i++)
+    if (!kvrelay_rank_before_(NULL, &ranks[i - 1], &ranks[i]))
+      return KVRELAY_ERR_ARG;
+  pool->ranks_ = ranks;
+  pool->ranks_len_ = count;
+  return KVRELAY_OK;
+}
+
+KVRELAY_API int kvrelay_pool_set_capacity(kvrelay_pool *pool, uint64_t worker, uint32_t rank,
+                                          uint64_t total_kv_blocks) {
+  kvrelay_rank_load_ *load = kvrelay_rank_find_(pool, worker, rank);
+  if (load == NULL)
+    return KVRELAY_ERR_NOT_FOUND;
+  if (load->capacity_ != total_kv_blocks)
+    load->observed_ = false;
+  load->capacity_ = total_kv_blocks;
+  return KVRELAY_OK;
+}
+
+KVRELAY_API int kvrelay_pool_report(kvrelay_pool *pool, uint64_t worker, uint32_t rank,
+                                    uint64_t kv_used_blocks) {
+  kvrelay_rank_load_ *load = kvrelay_rank_find_(pool, worker, rank);
+  if (load == NULL)
+    return KVRELAY_ERR_NOT_FOUND;
+  load->used_ = kv_used_blocks;
+  load->observed_ = true;
+  return KVRELAY_OK;
+}
+
+KVRELAY_API int kvrelay_pool_reports_lost(kvrelay_pool *pool, uint64_t worker) {
+  const uint32_t first = kvrelay_rank_search_(pool, worker, 0);
+  uint32_t i;
+  for (i = first; i < pool->ranks_len_ && pool->ranks_[i].worker_ == worker; i++)
+    pool->ranks_[i].observed_ = false;
+  return i == first ? KVRELAY_ERR_NOT_FOUND : KVRELAY_OK;
+}
+
+static kvrelay_pool_load_ kvrelay_pool_load_now_(const kvrelay_pool *p) {
+  kvrelay_pool_load_ load;
+  bool all_known = true;
+  KVRELAY_MEMSET(&load, 0, sizeof load);
+  for (uint32_t i = 0; i < p->ranks_len_; i++) {
+    const kvrelay_rank_load_ *rank = &p->ranks_[i];
+    uint64_t used = rank->observed_ ? rank->used_ : 0;
+    load.expected_++;
+    load.observed_ += rank->observed_;
+    load.used_ = used > UINT64_MAX - load.used_ ? UINT64_MAX : load.used_ + used;
+    load.total_ =
+        rank->capacity_ > UINT64_MAX - load.total_ ? UINT64_MAX : load.total_ + rank->capacity_;
+    all_known = all_known && rank->capacity_ != 0;
+  }
+  if (load.observed_ != load.expected_)
+    load.used_ = 0;
+  if (!all_known)
+    load.total_ = 0;
+  return load;
+}
+
+/* Closes the window when its time has come; a late one delays those behind it. */
+static void kvrelay_window_close_(kvrelay_relay *r, uint64_t now_ns) {
+  const uint32_t mask = r->cfg_.load_windows - 1;
+  if (now_ns < r->window_due_ns_)
+    return;
+  r->window_due_ns_ = kvrelay_after_(now_ns, r->cfg_.load_window_ns);
+  r->window_++;
+  r->windows_[r->window_ & mask].closed_ns_ = now_ns;
+  r->windows_[r->window_ & mask].observed_ms_ = 0;
+  for (uint32_t i = 0; i < r->pools_len_; i++) {
+    kvrelay_pool *p = r->pools_[i];
+    if (p->load_from_ == 0)
+      p->load_from_ = r->window_;
+    p->loads_[r->window_ & mask] = kvrelay_pool_load_now_(p);
+  }
+  kvrelay_list_wake_(r, KVRELAY_LIST_LOAD_);
+}
+
+/* Puts the entries of a window that is kept into the view.  Pools that were withdrawn since are
+ * left out: their load is void. */
+static void kvrelay_window_view_(kvrelay_relay *r, uint64_t window) {
+  if (r->load_view_window_ == window)
+    return;
+  r->load_view_window_ = window;
+  r->load_view_len_ = 0;
+  for (uint32_t i = 0; i < r->pools_len_; i++) {
+    const kvrelay_pool *p = r->pools_[i];
+    const kvrelay_pool_load_ *load = &p->loads_[window & (r->cfg_.load_windows - 1)];
+    kvrelay_load_entry *e = &r->load_view_[r->load_view_len_];
+    if (p->load_from_ == 0 || p->load_from_ > window)
+      continue;
+    r->load_view_len_++;
+    e->producer = p->descriptor_.producer;
+    e->kv_used_blocks = load->used_;
+    e->total_kv_blocks = load->total_;
+    e->kv_observed_ranks = load->observed_;
+    e->kv_expected_ranks = load->expected_;
+  }
 }
 
 /* ---- pools ---- */
@@ -3185,10 +3731,6 @@ static void kvrelay_due_leave_(kvrelay_relay *r, kvrelay_pool *p) {
   else
     r->due_tail_ = p->due_prev_;
   p->due_ = false;
-}
-
-static uint64_t kvrelay_after_(uint64_t since_ns, uint64_t wait_ns) {
-  return since_ns > UINT64_MAX - wait_ns ? UINT64_MAX : since_ns + wait_ns;
 }
 
 /* The delay is one number for all pools, so the list stays ordered by joining at its end. */
@@ -3420,6 +3962,7 @@ static kvrelay_call_ *kvrelay_call_new_(kvrelay_relay *r, int32_t method, uint8_
   s->method_ = (uint8_t)method;
   s->phase_ = phase;
   s->prev_ = s->next_ = s->pool_prev_ = s->pool_next_ = KVRELAY_NIL_;
+  r->open_[method]++;
   *call = (uint64_t)generation << 32 | i;
   return s;
 }
@@ -3523,18 +4066,33 @@ static void kvrelay_admit_waiting_(kvrelay_relay *r, uint64_t now_ns) {
   }
 }
 
-static int kvrelay_open_catalog_(kvrelay_relay *r, uint64_t *call, kvrelay_status *status) {
-  if (r->catalog_streams_ >= r->cfg_.max_catalog_subscribers)
-    return kvrelay_refuse_limit_(r, status, "open catalog streams, limit ",
-                                 r->cfg_.max_catalog_subscribers);
+/* Catalog, readiness and load: a permit of the plane is all they need. */
+static int kvrelay_open_plane_(kvrelay_relay *r, int32_t method, uint64_t now_ns, uint64_t *call,
+                               kvrelay_status *status) {
+  uint32_t limit = r->cfg_.max_catalog_subscribers;
+  uint8_t phase = KVRELAY_PHASE_CATALOG_, list = KVRELAY_LIST_CATALOG_;
+  const char *what = "open catalog streams, limit ";
+  if (method == KVRELAY_METHOD_SUBSCRIBE_READINESS) {
+    limit = r->cfg_.max_readiness_subscribers;
+    phase = KVRELAY_PHASE_READINESS_;
+    list = KVRELAY_LIST_READINESS_;
+    what = "open readiness streams, limit ";
+  } else if (method == KVRELAY_METHOD_SUBSCRIBE_LOAD) {
+    limit = r->cfg_.max_load_subscribers;
+    phase = KVRELAY_PHASE_LOAD_;
+    list = KVRELAY_LIST_LOAD_;
+    what = "open load streams, limit ";
+  }
+  if (r->open_[method] >= limit)
+    return kvrelay_refuse_limit_(r, status, what, limit);
   if (r->stopping_)
     return kvrelay_refuse_(r, status, KVRELAY_REASON_PUBLICATION_UNAVAILABLE,
                            "the relay is shutting down");
-  kvrelay_call_ *s =
-      kvrelay_call_new_(r, KVRELAY_METHOD_WATCH_CATALOG, KVRELAY_PHASE_CATALOG_, call);
+  kvrelay_window_close_(r, now_ns); /* without readers nobody asked for a tick */
+  kvrelay_call_ *s = kvrelay_call_new_(r, method, phase, call);
   s->admitted_ = true;
-  kvrelay_list_join_(r, s, KVRELAY_LIST_CATALOG_);
-  r->catalog_streams_++;
+  s->since_ns_ = now_ns;
+  kvrelay_list_join_(r, s, list);
   return KVRELAY_OK;
 }
 
@@ -3548,7 +4106,7 @@ static int kvrelay_open_pool_(kvrelay_relay *r, const kvrelay_request *q, uint64
   kvrelay_verdict v = kvrelay_check_producer(wanted);
   if (v.class_ != KVRELAY_CLASS_OK)
     return kvrelay_refuse_verdict_(r, status, &v);
-  if (r->pool_streams_ >= r->cfg_.max_pool_streams)
+  if (r->open_[KVRELAY_METHOD_SUBSCRIBE_POOL] >= r->cfg_.max_pool_streams)
     return kvrelay_refuse_limit_(r, status, "open filter streams of all pools, limit ",
                                  r->cfg_.max_pool_streams);
   uint32_t at = kvrelay_pool_search_(r, &wanted->pool_id, &found);
@@ -3562,7 +4120,6 @@ static int kvrelay_open_pool_(kvrelay_relay *r, const kvrelay_request *q, uint64
     return kvrelay_refuse_(r, status, KVRELAY_REASON_PUBLICATION_UNAVAILABLE,
                            "the relay is shutting down");
   kvrelay_call_ *s = kvrelay_call_new_(r, KVRELAY_METHOD_SUBSCRIBE_POOL, KVRELAY_PHASE_WAIT_, call);
-  r->pool_streams_++;
   kvrelay_pool_attach_(r, r->pools_[at], s);
   s->pool_->waiting_++;
   kvrelay_list_join_(r, s, KVRELAY_LIST_WAIT_);
@@ -3583,15 +4140,13 @@ KVRELAY_API int kvrelay_relay_call_open(kvrelay_relay *relay, const kvrelay_requ
     return err;
   }
   if (request->method == KVRELAY_METHOD_GET_RELAY_INFO) {
-    if (relay->info_calls_ >= relay->cfg_.max_info_calls)
+    if (relay->open_[request->method] >= relay->cfg_.max_info_calls)
       return kvrelay_refuse_limit_(relay, status, "GetRelayInfo calls, limit ",
                                    relay->cfg_.max_info_calls);
     kvrelay_call_new_(relay, request->method, KVRELAY_PHASE_ANSWER_, call)->admitted_ = true;
-    relay->info_calls_++;
     return KVRELAY_OK;
   }
-  if (request->method != KVRELAY_METHOD_WATCH_CATALOG &&
-      request->method != KVRELAY_METHOD_SUBSCRIBE_POOL) {
+  if (request->method <= KVRELAY_METHOD_NONE || request->method >= KVRELAY_METHODS_) {
     kvrelay_status_set_(status, KVRELAY_REASON_NONE, "this relay does not offer the method");
     status->grpc = KVRELAY_GRPC_UNIMPLEMENTED;
     return KVRELAY_ERR_REFUSED;
@@ -3599,8 +4154,8 @@ KVRELAY_API int kvrelay_relay_call_open(kvrelay_relay *relay, const kvrelay_requ
   if (!kvrelay_subscriber_id_valid(request->subscriber_id))
     return kvrelay_refuse_(relay, status, KVRELAY_REASON_INVALID_REQUEST,
                            "subscriber_id must be 1 to 128 bytes without control characters");
-  if (request->method == KVRELAY_METHOD_WATCH_CATALOG)
-    return kvrelay_open_catalog_(relay, call, status);
+  if (request->method != KVRELAY_METHOD_SUBSCRIBE_POOL)
+    return kvrelay_open_plane_(relay, request->method, now_ns, call, status);
   err = kvrelay_open_pool_(relay, request, now_ns, call, status);
   if (err != KVRELAY_OK)
     return err;
@@ -3659,6 +4214,50 @@ static int kvrelay_pull_catalog_(kvrelay_relay *r, kvrelay_call_ *s, kvrelay_out
   m->snapshot_present = true;
   m->pools = r->view_;
   m->pools_len = r->pools_len_;
+  return KVRELAY_PULL_MESSAGE;
+}
+
+static int kvrelay_pull_readiness_(kvrelay_relay *r, kvrelay_call_ *s, kvrelay_outgoing *out) {
+  kvrelay_topology_update_(r);
+  if (s->sent_ && s->revision_ == r->topology_revision_ && !s->beat_)
+    return kvrelay_pull_none_(s);
+  s->sent_ = true;
+  s->beat_ = false;
+  s->revision_ = r->topology_revision_;
+  kvrelay_readiness_update *m = &out->u.readiness;
+  m->envelope = kvrelay_envelope_(r);
+  m->revision = r->topology_revision_;
+  m->entries = r->entries_;
+  m->entries_len = r->entries_len_;
+  return KVRELAY_PULL_MESSAGE;
+}
+
+static int kvrelay_pull_load_(kvrelay_relay *r, kvrelay_call_ *s, uint64_t wall_us, uint64_t now_ns,
+                              kvrelay_outgoing *out) {
+  uint64_t kept = r->cfg_.load_windows;
+  if (s->sent_ && s->cursor_ == r->window_)
+    return kvrelay_pull_none_(s);
+  if (s->sent_ && r->window_ - s->cursor_ > kept) {
+    r->stats_.lagged++;
+    kvrelay_call_end_(r, s, KVRELAY_REASON_SUBSCRIBER_LAGGED,
+                      "load windows lost: ", r->window_ - s->cursor_ - kept);
+    kvrelay_end_status_(s, &out->end);
+    return KVRELAY_PULL_END;
+  }
+  s->cursor_ = s->sent_ ? s->cursor_ + 1 : r->window_;
+  s->sent_ = true;
+  kvrelay_window_ *w = &r->windows_[s->cursor_ & (kept - 1)];
+  uint64_t age_us = (now_ns - w->closed_ns_) / 1000;
+  if (w->observed_ms_ == 0 && age_us < wall_us)
+    w->observed_ms_ = (wall_us - age_us) / 1000;
+  kvrelay_window_view_(r, s->cursor_);
+  kvrelay_load_update *m = &out->u.load;
+  m->envelope = kvrelay_envelope_(r);
+  m->window_sequence = s->cursor_;
+  m->observed_ms = w->observed_ms_;
+  m->window_ms = r->cfg_.load_window_ns / KVRELAY_MS_;
+  m->pools = r->load_view_;
+  m->pools_len = r->load_view_len_;
   return KVRELAY_PULL_MESSAGE;
 }
 
@@ -3735,6 +4334,10 @@ KVRELAY_API int kvrelay_relay_call_pull(kvrelay_relay *relay, uint64_t call, uin
     return KVRELAY_PULL_MESSAGE;
   case KVRELAY_PHASE_CATALOG_:
     return kvrelay_pull_catalog_(relay, s, out);
+  case KVRELAY_PHASE_READINESS_:
+    return kvrelay_pull_readiness_(relay, s, out);
+  case KVRELAY_PHASE_LOAD_:
+    return kvrelay_pull_load_(relay, s, wall_us, now_ns, out);
   case KVRELAY_PHASE_SNAPSHOT_:
     return kvrelay_pull_snapshot_(relay, s, wall_us, now_ns, out);
   case KVRELAY_PHASE_LIVE_:
@@ -3750,12 +4353,7 @@ KVRELAY_API int kvrelay_relay_call_pull(kvrelay_relay *relay, uint64_t call, uin
 static void kvrelay_call_free_(kvrelay_relay *r, kvrelay_call_ *s) {
   kvrelay_call_leave_(r, s);
   kvrelay_ready_leave_(r, s);
-  if (s->method_ == KVRELAY_METHOD_GET_RELAY_INFO)
-    r->info_calls_--;
-  if (s->method_ == KVRELAY_METHOD_WATCH_CATALOG)
-    r->catalog_streams_--;
-  if (s->method_ == KVRELAY_METHOD_SUBSCRIBE_POOL)
-    r->pool_streams_--;
+  r->open_[s->method_]--;
   s->phase_ = KVRELAY_PHASE_FREE_;
   s->method_ = KVRELAY_METHOD_NONE;
   s->next_ = r->free_head_;
@@ -3804,6 +4402,10 @@ KVRELAY_API uint64_t kvrelay_relay_deadline_ns(const kvrelay_relay *relay) {
       relay->lists_[KVRELAY_LIST_WAIT_].len_ != 0)
     return 0; /* a permit came back since the last call */
   uint64_t at = relay->due_head_ == NULL ? KVRELAY_TIME_NONE : relay->due_head_->due_ns_;
+  if (relay->lists_[KVRELAY_LIST_LOAD_].len_ != 0)
+    at = kvrelay_min_(at, relay->window_due_ns_);
+  at = kvrelay_min_(at, kvrelay_list_deadline_(relay, KVRELAY_LIST_READINESS_,
+                                               relay->cfg_.readiness_heartbeat_ns));
   at =
       kvrelay_min_(at, kvrelay_list_deadline_(relay, KVRELAY_LIST_BEAT_, relay->cfg_.heartbeat_ns));
   return kvrelay_min_(
@@ -3828,6 +4430,14 @@ KVRELAY_API void kvrelay_relay_tick(kvrelay_relay *relay, uint64_t now_ns) {
     kvrelay_list_leave_(relay, s); /* until something is sent; missed heartbeats are not made up */
     kvrelay_wake_(relay, s);
   }
+  while ((s = kvrelay_list_due_(relay, KVRELAY_LIST_READINESS_, relay->cfg_.readiness_heartbeat_ns,
+                                now_ns)) != NULL) {
+    s->since_ns_ = now_ns;
+    s->beat_ = true;
+    kvrelay_list_join_(relay, s, KVRELAY_LIST_READINESS_);
+    kvrelay_wake_(relay, s);
+  }
+  kvrelay_window_close_(relay, now_ns);
   kvrelay_admit_waiting_(relay, now_ns);
 }
 
@@ -3849,8 +4459,12 @@ KVRELAY_API kvrelay_relay_stats kvrelay_relay_stats_get(const kvrelay_relay *rel
   kvrelay_relay_stats st = relay->stats_;
   st.catalog_revision = relay->revision_;
   st.pools = relay->pools_len_;
-  st.catalog_streams = relay->catalog_streams_;
-  st.pool_streams = relay->pool_streams_;
+  st.topology_revision = relay->topology_revision_;
+  st.load_windows = relay->window_;
+  st.catalog_streams = relay->open_[KVRELAY_METHOD_WATCH_CATALOG];
+  st.pool_streams = relay->open_[KVRELAY_METHOD_SUBSCRIBE_POOL];
+  st.readiness_streams = relay->open_[KVRELAY_METHOD_SUBSCRIBE_READINESS];
+  st.load_streams = relay->open_[KVRELAY_METHOD_SUBSCRIBE_LOAD];
   st.hubs = relay->hubs_;
   st.idle_hubs = 0;
   for (uint32_t i = 0; i < relay->pools_len_; i++)
@@ -3898,12 +4512,18 @@ static int kvrelay_pool_check_(const kvrelay_relay *r, const kvrelay_pool *p) {
 }
 
 KVRELAY_API int kvrelay_relay_check_(const kvrelay_relay *relay) {
-  uint32_t info = 0, catalog = 0, pool = 0, used = 0, hubs = 0, snapshots = 0, queued = 0;
+  static const struct {
+    uint8_t list, phase;
+  } ruled[] = {{KVRELAY_LIST_PROGRESS_, KVRELAY_PHASE_SNAPSHOT_},
+               {KVRELAY_LIST_BEAT_, KVRELAY_PHASE_LIVE_},
+               {KVRELAY_LIST_WAIT_, KVRELAY_PHASE_WAIT_},
+               {KVRELAY_LIST_CATALOG_, KVRELAY_PHASE_CATALOG_},
+               {KVRELAY_LIST_READINESS_, KVRELAY_PHASE_READINESS_},
+               {KVRELAY_LIST_LOAD_, KVRELAY_PHASE_LOAD_}};
+  uint32_t open[KVRELAY_METHODS_] = {0}, used = 0, hubs = 0, snapshots = 0, queued = 0;
   for (uint32_t i = 0; i < relay->streams_len_; i++) {
-    info += relay->streams_[i].method_ == KVRELAY_METHOD_GET_RELAY_INFO;
+    open[relay->streams_[i].method_]++;
     queued += relay->streams_[i].queued_;
-    catalog += relay->streams_[i].method_ == KVRELAY_METHOD_WATCH_CATALOG;
-    pool += relay->streams_[i].method_ == KVRELAY_METHOD_SUBSCRIBE_POOL;
     snapshots += relay->streams_[i].phase_ == KVRELAY_PHASE_SNAPSHOT_;
   }
   for (uint32_t i = 0; i < relay->cfg_.encoding_concurrency; i++)
@@ -3911,20 +4531,15 @@ KVRELAY_API int kvrelay_relay_check_(const kvrelay_relay *relay) {
   for (uint32_t i = relay->ready_head_; i != KVRELAY_NIL_ && queued != 0;
        i = relay->streams_[i].ready_next_)
     queued--;
-  if (queued != 0 || info != relay->info_calls_ || catalog != relay->catalog_streams_ ||
-      pool != relay->pool_streams_)
+  for (int32_t method = 1; method < KVRELAY_METHODS_; method++)
+    if (open[method] != relay->open_[method])
+      return __LINE__;
+  if (queued != 0 || used != relay->slots_used_ || snapshots != used)
     return __LINE__;
-  if (used != relay->slots_used_ || snapshots != used)
-    return __LINE__;
-  if (kvrelay_count_list_(relay, KVRELAY_LIST_PROGRESS_, KVRELAY_PHASE_SNAPSHOT_) !=
-          relay->lists_[KVRELAY_LIST_PROGRESS_].len_ ||
-      kvrelay_count_list_(relay, KVRELAY_LIST_BEAT_, KVRELAY_PHASE_LIVE_) !=
-          relay->lists_[KVRELAY_LIST_BEAT_].len_ ||
-      kvrelay_count_list_(relay, KVRELAY_LIST_WAIT_, KVRELAY_PHASE_WAIT_) !=
-          relay->lists_[KVRELAY_LIST_WAIT_].len_ ||
-      kvrelay_count_list_(relay, KVRELAY_LIST_CATALOG_, KVRELAY_PHASE_CATALOG_) !=
-          relay->lists_[KVRELAY_LIST_CATALOG_].len_)
-    return __LINE__;
+  for (size_t i = 0; i < sizeof ruled / sizeof ruled[0]; i++)
+    if (kvrelay_count_list_(relay, ruled[i].list, ruled[i].phase) !=
+        relay->lists_[ruled[i].list].len_)
+      return __LINE__;
   for (uint32_t i = 0; i < relay->pools_len_; i++) {
     int line = kvrelay_pool_check_(relay, relay->pools_[i]);
     hubs += relay->pools_[i]->hub_;
@@ -3964,61 +4579,6 @@ enum {
   KVRELAY_WAIT_CATALOG_, /* for a newer catalog, which is asked for when the retry is due */
   KVRELAY_WAIT_ASKED_    /* it was asked for */
 };
-
-/* ---- sorting: peers choose the input, so neither recursion nor a quadratic case ---- */
-
-typedef bool (*kvrelay_before_fn_)(const void *context, const void *a, const void *b);
-
-static void kvrelay_swap_(uint8_t *a, uint8_t *b, size_t size) {
-  uint8_t part[64];
-  while (size > 0) {
-    const size_t n = size < sizeof part ? size : sizeof part;
-    KVRELAY_MEMCPY(part, a, n);
-    KVRELAY_MEMCPY(a, b, n);
-    KVRELAY_MEMCPY(b, part, n);
-    a += n;
-    b += n;
-    size -= n;
-  }
-}
-
-/* Moves element i of a heap down; the last in order is on top. */
-static void kvrelay_sift_(uint8_t *base, size_t len, size_t size, size_t i,
-                          kvrelay_before_fn_ before, const void *context) {
-  for (;;) {
-    size_t child = 2 * i + 1;
-    if (child >= len)
-      return;
-    if (child + 1 < len && before(context, base + child * size, base + (child + 1) * size))
-      child++;
-    if (!before(context, base + i * size, base + child * size))
-      return;
-    kvrelay_swap_(base + i * size, base + child * size, size);
-    i = child;
-  }
-}
-
-static void kvrelay_heap_(uint8_t *base, size_t len, size_t size, kvrelay_before_fn_ before,
-                          const void *context) {
-  size_t i;
-  for (i = len / 2; i > 0; i--)
-    kvrelay_sift_(base, len, size, i - 1, before, context);
-}
-
-static void kvrelay_sort_(void *elements, size_t len, size_t size, kvrelay_before_fn_ before,
-                          const void *context) {
-  uint8_t *const base = (uint8_t *)elements;
-  size_t i;
-  for (i = 1; i < len && !before(context, base + i * size, base + (i - 1) * size); i++) {
-  }
-  if (i >= len)
-    return; /* most lists arrive sorted */
-  kvrelay_heap_(base, len, size, before, context);
-  for (i = len - 1; i > 0; i--) {
-    kvrelay_swap_(base, base + i * size, size);
-    kvrelay_sift_(base, i, size, 0, before, context);
-  }
-}
 
 /* ---- events ---- */
 
@@ -4680,24 +5240,6 @@ static bool kvrelay_producer_same_(const kvrelay_producer *a, const kvrelay_prod
          x->present == y->present && a->ckf_format.present == b->ckf_format.present &&
          kvrelay_digest_same_(&x->cache_semantics, &y->cache_semantics) &&
          kvrelay_digest_same_(&x->routing_scope, &y->routing_scope) && kvrelay_producer_equal(a, b);
-}
-
-static bool kvrelay_target_same_(const kvrelay_target *a, const kvrelay_target *b) {
-  return a->present == b->present && a->kind == b->kind &&
-         kvrelay_text_equal(a->base_model, b->base_model) &&
-         kvrelay_text_equal(a->adapter, b->adapter);
-}
-
-static bool kvrelay_registration_same_(const kvrelay_registration *a,
-                                       const kvrelay_registration *b) {
-  size_t i;
-  if (!kvrelay_text_equal(a->canonical_model_id, b->canonical_model_id) ||
-      !kvrelay_target_same_(&a->target, &b->target) || a->aliases_len != b->aliases_len)
-    return false;
-  for (i = 0; i < a->aliases_len; i++)
-    if (!kvrelay_text_equal(a->aliases[i], b->aliases[i]))
-      return false;
-  return true;
 }
 
 static bool kvrelay_descriptor_same_(const kvrelay_descriptor *a, const kvrelay_descriptor *b) {

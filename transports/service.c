@@ -23,15 +23,19 @@ typedef struct service_call {
   kvrelay_pb_filter_prefix prefix;
 } service_call;
 
+/* The newest message of a plane, encoded; all its subscribers get the same bytes. */
+typedef struct plane_image {
+  uint8_t *bytes;
+  size_t cap, len;
+  uint64_t revision;
+} plane_image;
+
 struct kvrelay_relay_service {
   kvrelay_service base;
   kvrelay_relay_service_config cfg;
   kvrelay_relay_service_stats stats;
   kvrelay_call_map calls;
-  /* The newest catalog, encoded; all its subscribers get the same bytes. */
-  uint8_t *catalog;
-  size_t catalog_cap, catalog_len;
-  uint64_t catalog_revision;
+  plane_image catalog, readiness, load;
   /* What comes before a filter's payload, or a whole RelayInfo; lent out until the next pull. */
   uint8_t head[KVRELAY_PB_FILTER_HEAD_CAP];
 };
@@ -153,57 +157,68 @@ static int pull_info(kvrelay_relay_service *s, const kvrelay_relay_info *m, kvre
 }
 
 /* Room for a message of this size, and for a somewhat larger one, but never above the bound. */
-static int grow_catalog(kvrelay_relay_service *s, size_t len) {
-  s->stats.catalog_bytes = len;
+static int grow_image(const kvrelay_relay_service *s, plane_image *image, size_t len) {
+  image->len = len;
   if (len > s->cfg.max_message_bytes)
     return KVRELAY_ERR_LIMIT;
   const size_t cap = len > s->cfg.max_message_bytes / 2 ? s->cfg.max_message_bytes : len * 2;
-  uint8_t *grown = realloc(s->catalog, cap);
+  uint8_t *grown = realloc(image->bytes, cap);
   if (!grown)
     return KVRELAY_ERR_NOSPACE;
-  s->catalog = grown;
-  s->catalog_cap = cap;
+  image->bytes = grown;
+  image->cap = cap;
   return KVRELAY_OK;
 }
 
-/* Within one relay a revision stands for one content. */
-static int encode_catalog(kvrelay_relay_service *s, const kvrelay_catalog_update *m) {
-  if (s->catalog_len && s->catalog_revision == m->revision)
-    return KVRELAY_OK;
-  s->catalog_len = 0;
-  ptrdiff_t len =
-      s->catalog ? kvrelay_pb_encode_catalog(m, s->catalog, s->catalog_cap) : KVRELAY_ERR_NOSPACE;
+static ptrdiff_t encode_plane(const kvrelay_outgoing *m, uint8_t *out, size_t cap) {
+  switch (m->method) {
+  case KVRELAY_METHOD_WATCH_CATALOG:
+    return kvrelay_pb_encode_catalog(&m->u.catalog, out, cap);
+  case KVRELAY_METHOD_SUBSCRIBE_READINESS:
+    return kvrelay_pb_encode_readiness(&m->u.readiness, out, cap);
+  default:
+    return kvrelay_pb_encode_load(&m->u.load, out, cap);
+  }
+}
+
+static int encode_image(const kvrelay_relay_service *s, const kvrelay_outgoing *m,
+                        plane_image *image) {
+  ptrdiff_t len = image->bytes ? encode_plane(m, image->bytes, image->cap) : KVRELAY_ERR_NOSPACE;
   if (len == KVRELAY_ERR_NOSPACE) { /* rare, and the only time the size is computed apart */
-    len = kvrelay_pb_encode_catalog(m, NULL, 0);
-    const int err = len < 0 ? (int)len : grow_catalog(s, (size_t)len);
+    len = encode_plane(m, NULL, 0);
+    const int err = len < 0 ? (int)len : grow_image(s, image, (size_t)len);
     if (err)
       return err;
-    len = kvrelay_pb_encode_catalog(m, s->catalog, s->catalog_cap);
+    len = encode_plane(m, image->bytes, image->cap);
   }
   if (len < 0)
     return (int)len;
-  s->stats.catalog_bytes = s->catalog_len = (size_t)len;
-  s->catalog_revision = m->revision;
+  image->len = (size_t)len;
   return KVRELAY_OK;
 }
 
-static int pull_catalog(kvrelay_relay_service *s, const kvrelay_catalog_update *m,
-                        kvrelay_parts *parts, kvrelay_status *status) {
-  const int err = encode_catalog(s, m);
-  if (err == KVRELAY_ERR_LIMIT) {
-    s->stats.oversized++;
-    char text[KVRELAY_STATUS_TEXT_CAP];
-    snprintf(text, sizeof text, "catalog of %zu bytes, the limit is %zu", s->stats.catalog_bytes,
-             s->cfg.max_message_bytes);
-    return end(status, KVRELAY_GRPC_RESOURCE_EXHAUSTED, KVRELAY_REASON_RESOURCE_LIMIT, text);
+/* Within one relay a revision, or window, stands for one content. */
+static int pull_plane(kvrelay_relay_service *s, const kvrelay_outgoing *m, plane_image *image,
+                      uint64_t revision, kvrelay_parts *parts, kvrelay_status *status) {
+  int err = KVRELAY_OK;
+  if (image->len == 0 || image->revision != revision)
+    err = encode_image(s, m, image);
+  if (m->method == KVRELAY_METHOD_WATCH_CATALOG)
+    s->stats.catalog_bytes = image->len;
+  if (err == KVRELAY_OK) {
+    image->revision = revision;
+    add_part(parts, image->bytes, image->len);
+    return KVRELAY_PULL_MESSAGE;
   }
-  if (err == KVRELAY_ERR_NOSPACE)
+  char text[KVRELAY_STATUS_TEXT_CAP];
+  snprintf(text, sizeof text, "message of %zu bytes, the limit is %zu", image->len,
+           s->cfg.max_message_bytes);
+  image->len = 0;
+  s->stats.oversized += err == KVRELAY_ERR_LIMIT;
+  if (err == KVRELAY_ERR_LIMIT || err == KVRELAY_ERR_NOSPACE)
     return end(status, KVRELAY_GRPC_RESOURCE_EXHAUSTED, KVRELAY_REASON_RESOURCE_LIMIT,
-               "out of memory");
-  if (err)
-    return end(status, KVRELAY_GRPC_INTERNAL, KVRELAY_REASON_INTERNAL, kvrelay_strerror(err));
-  add_part(parts, s->catalog, s->catalog_len);
-  return KVRELAY_PULL_MESSAGE;
+               err == KVRELAY_ERR_LIMIT ? text : "out of memory");
+  return end(status, KVRELAY_GRPC_INTERNAL, KVRELAY_REASON_INTERNAL, kvrelay_strerror(err));
 }
 
 static int pull_filter(kvrelay_relay_service *s, service_call *c, const kvrelay_filter_update *m,
@@ -215,6 +230,22 @@ static int pull_filter(kvrelay_relay_service *s, service_call *c, const kvrelay_
   add_part(parts, m->payload, m->payload_len);
   add_part(parts, kvrelay_pb_filter_tail, KVRELAY_PB_FILTER_TAIL_LEN);
   return KVRELAY_PULL_MESSAGE;
+}
+
+static int pull_message(kvrelay_relay_service *s, service_call *c, const kvrelay_outgoing *out,
+                        kvrelay_parts *parts, kvrelay_status *status) {
+  switch (out->method) {
+  case KVRELAY_METHOD_SUBSCRIBE_POOL:
+    return pull_filter(s, c, &out->u.filter, parts, status);
+  case KVRELAY_METHOD_WATCH_CATALOG:
+    return pull_plane(s, out, &s->catalog, out->u.catalog.revision, parts, status);
+  case KVRELAY_METHOD_SUBSCRIBE_READINESS:
+    return pull_plane(s, out, &s->readiness, out->u.readiness.revision, parts, status);
+  case KVRELAY_METHOD_SUBSCRIBE_LOAD:
+    return pull_plane(s, out, &s->load, out->u.load.window_sequence, parts, status);
+  default:
+    return pull_info(s, &out->u.info, parts, status);
+  }
 }
 
 static int service_pull(kvrelay_service *self, void *handle, uint64_t now_ns, kvrelay_parts *parts,
@@ -229,12 +260,8 @@ static int service_pull(kvrelay_service *self, void *handle, uint64_t now_ns, kv
                                      s->cfg.wall_us(s->cfg.wall_context), now_ns, &out);
   if (what == KVRELAY_PULL_END)
     *status = out.end;
-  else if (what == KVRELAY_PULL_MESSAGE && out.method == KVRELAY_METHOD_SUBSCRIBE_POOL)
-    what = pull_filter(s, c, &out.u.filter, parts, status);
-  else if (what == KVRELAY_PULL_MESSAGE && out.method == KVRELAY_METHOD_WATCH_CATALOG)
-    what = pull_catalog(s, &out.u.catalog, parts, status);
   else if (what == KVRELAY_PULL_MESSAGE)
-    what = pull_info(s, &out.u.info, parts, status);
+    what = pull_message(s, c, &out, parts, status);
   else if (what < 0)
     what = end(status, KVRELAY_GRPC_INTERNAL, KVRELAY_REASON_INTERNAL, kvrelay_strerror(what));
   s->stats.messages += what == KVRELAY_PULL_MESSAGE;
@@ -293,6 +320,8 @@ void kvrelay_relay_service_close(kvrelay_relay_service *service) {
     return;
   for (service_call *c; (c = kvrelay_call_map_any(&service->calls));)
     service_close(&service->base, c, 0);
-  free(service->catalog);
+  free(service->catalog.bytes);
+  free(service->readiness.bytes);
+  free(service->load.bytes);
   free(service);
 }

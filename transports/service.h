@@ -23,7 +23,7 @@ typedef struct kvrelay_relay_service_config {
   uint64_t (*wall_us)(
       void *context); /* wall clock, microseconds since 1970; goes into every filter frame */
   void *wall_context;
-  size_t max_message_bytes; /* a catalog beyond it ends its call with RESOURCE_LIMIT */
+  size_t max_message_bytes; /* a message beyond it ends its call with RESOURCE_LIMIT */
 } kvrelay_relay_service_config;
 
 typedef struct kvrelay_relay_service_stats {

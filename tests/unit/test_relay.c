@@ -19,6 +19,14 @@ Test(relay, C1_C3_defaults_are_valid_and_zero_is_refused) {
   REFUSED(max_pools, 65537);
   REFUSED(max_info_calls, 0);
   REFUSED(max_catalog_subscribers, 0);
+  REFUSED(max_readiness_subscribers, 0);
+  REFUSED(max_load_subscribers, 0);
+  REFUSED(max_members, 65537);
+  REFUSED(readiness_heartbeat_ns, 0);
+  REFUSED(load_window_ns, 0);
+  REFUSED(load_window_ns, 1500000);
+  REFUSED(load_windows, 0);
+  REFUSED(load_windows, 65537);
   REFUSED(max_pool_streams, 0);
   REFUSED(max_subscribers_per_pool, 0);
   REFUSED(max_hubs, 0);
@@ -86,11 +94,12 @@ Test(relay, I3_info_has_both_numbers_and_ends_with_ok) {
 }
 
 Test(relay, methods_that_are_not_offered_after_the_marker) {
+  static const int32_t methods[] = {KVRELAY_METHOD_SUBSCRIBE_SERVING_LOAD, KVRELAY_METHOD_NONE, -1,
+                                    7};
   kvrelay_relay_config cfg = fx_config();
   fx *f = fx_open(&cfg);
-  for (int32_t method = KVRELAY_METHOD_SUBSCRIBE_READINESS;
-       method <= KVRELAY_METHOD_SUBSCRIBE_SERVING_LOAD; method++) {
-    kvrelay_request q = fx_request(method);
+  for (size_t i = 0; i < sizeof methods / sizeof *methods; i++) {
+    kvrelay_request q = fx_request(methods[i]);
     q.subscriber_id.len = 0;
     ASSERT_REFUSED(f, &q, NONE);
     cr_assert_eq(f->status.grpc, KVRELAY_GRPC_UNIMPLEMENTED);

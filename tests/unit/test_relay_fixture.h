@@ -48,7 +48,7 @@ static inline void fx_check(const fx *f) {
 static inline kvrelay_relay_config fx_config(void) {
   kvrelay_relay_config cfg = kvrelay_relay_config_default();
   cfg.identity = (kvrelay_relay_identity){17, 23};
-  cfg.max_pools = FX_POOLS;
+  cfg.max_pools = cfg.max_members = FX_POOLS;
   cfg.max_info_calls = 4;
   cfg.max_bucket_count = 1024;
   cfg.chunk_buckets = 64;

@@ -169,11 +169,6 @@ Test(service, methods_that_are_not_there) {
   for (uint32_t i = 0; i < sizeof paths / sizeof paths[0]; i++)
     ASSERT_REFUSAL(ask(&b, i + 1, paths[i], &junk, 1), UNIMPLEMENTED, NONE);
   cr_assert_eq(kvrelay_relay_service_stats_get(b.service).unknown_methods, 7);
-  /* readiness and load are known but not offered; what they are asked is still read first */
-  kvrelay_request q = fx_request(KVRELAY_METHOD_SUBSCRIBE_READINESS);
-  ASSERT_REFUSAL(ask_request(&b, 20, &q), UNIMPLEMENTED, NONE);
-  q.method = KVRELAY_METHOD_SUBSCRIBE_LOAD;
-  ASSERT_REFUSAL(ask_request(&b, 21, &q), UNIMPLEMENTED, NONE);
   bare_close(&b);
 }
 

@@ -33,6 +33,9 @@ static const struct {
 #ifdef HAVE_VEC_CONTRACT
     {"contract", vec_contract_groups},
 #endif
+#ifdef HAVE_VEC_PLANES
+    {"contract", vec_planes_groups},
+#endif
 #ifdef HAVE_VEC_EVENTS
     {"events", vec_events_kinds},
 #endif

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Groups of contract.json. Left out, and so reported as skipped, are those whose subject is not
- * there: load, verdicts of readiness and load, namespace_file,
- * relay_endpoint_suffix, later_serving_load.
+ * Groups of contract.json; those about readiness and load are in vec_planes.c. Left out, and so
+ * reported as skipped, are those whose subject is not there: namespace_file, relay_endpoint_suffix,
+ * later_serving_load.
  */
 
 #include "vectors.h"
@@ -616,81 +616,6 @@ static int run_name_index(const json_t *v, char *why, size_t why_cap) {
   return result;
 }
 
-/* ---- readiness ---- */
-
-enum { UNITS_CAP = 8, NEEDS_CAP = 4 };
-
-static int32_t role_of(const json_t *name) {
-  static const char *const names[] = {"", "prefill", "decode", "encode", "aggregated", "legacy"};
-  int32_t role = KVRELAY_ROLE_LEGACY;
-  while (role > 0 && strcmp(vec_str(name), names[role]) != 0)
-    role--;
-  return role;
-}
-
-static uint32_t roles_of(const json_t *list) {
-  uint32_t mask = 0;
-  for (size_t i = 0; i < json_array_size(list); i++)
-    mask |= UINT32_C(1) << role_of(json_array_get(list, i));
-  return mask;
-}
-
-/* Judges units; false when there is one that this test does not take. */
-static bool judge_units(const json_t *list, kvrelay_readiness *out) {
-  kvrelay_unit units[UNITS_CAP];
-  kvrelay_roles needs[UNITS_CAP][NEEDS_CAP];
-  int32_t roles[UNITS_CAP][NEEDS_CAP][NEEDS_CAP];
-  const size_t n = json_array_size(list);
-  for (size_t i = 0; i < n; i++) {
-    const json_t *const unit = json_array_get(list, i);
-    const json_t *const wanted = json_object_get(unit, "needs");
-    if (n > UNITS_CAP || json_array_size(wanted) > NEEDS_CAP)
-      return false;
-    for (size_t k = 0; k < json_array_size(wanted); k++) {
-      const json_t *const alternative = json_array_get(wanted, k);
-      if (json_array_size(alternative) > NEEDS_CAP)
-        return false;
-      needs[i][k] = (kvrelay_roles){roles[i][k], json_array_size(alternative)};
-      for (size_t m = 0; m < needs[i][k].len; m++)
-        roles[i][k][m] = role_of(json_array_get(alternative, m));
-    }
-    units[i].role = role_of(vec_get(unit, "role"));
-    units[i].known = true;
-    units[i].live = (uint32_t)vec_u64(vec_get(unit, "live"));
-    units[i].needs = needs[i];
-    units[i].needs_len = json_array_size(wanted);
-  }
-  *out = kvrelay_readiness_judge(units, n);
-  return true;
-}
-
-static bool is_state(int32_t state, const json_t *want) {
-  static const char *const names[] = {"UNKNOWN", "UNAVAILABLE", "READY"};
-  return strcmp(names[state], vec_str(vec_get(want, "state"))) == 0;
-}
-
-static int run_readiness(const json_t *v, char *why, size_t why_cap) {
-  const json_t *const want = vec_get(v, "expect");
-  kvrelay_readiness got;
-  ENSURE(judge_units(vec_get(v, "units"), &got), "more than this test takes");
-  ENSURE(is_state(got.state, want) && got.present == roles_of(vec_get(want, "present")) &&
-             got.missing == roles_of(vec_get(want, "missing")) &&
-             got.duplicates == roles_of(vec_get(want, "duplicates")) &&
-             got.legacy_fallback_active == json_is_true(vec_get(want, "legacy")),
-         "state %d, present %" PRIx32 ", missing %" PRIx32 ", duplicates %" PRIx32, (int)got.state,
-         got.present, got.missing, got.duplicates);
-  return VEC_PASSED;
-}
-
-static int run_adapter_readiness(const json_t *v, char *why, size_t why_cap) {
-  const json_t *const want = vec_get(v, "expect");
-  kvrelay_readiness got;
-  ENSURE(judge_units(vec_get(v, "adapter_units"), &got), "more than this test takes");
-  ENSURE(is_state(got.state, want) && got.missing == roles_of(vec_get(want, "missing")),
-         "state %d, missing %" PRIx32, (int)got.state, got.missing);
-  return VEC_PASSED;
-}
-
 /* ---- frames of the raw transport ---- */
 
 static int run_raw_preface(const json_t *v, size_t len, char *why, size_t why_cap) {
@@ -767,8 +692,6 @@ const vec_kind vec_contract_groups[] = {
     {"chunk_plans", run_chunk_plan},
     {"envelope_bytes", run_envelope_bytes},
     {"grpc_messages", run_grpc_message},
-    {"readiness", run_readiness},
-    {"adapter_readiness", run_adapter_readiness},
     {"raw_frames", run_raw_frame},
     {NULL, NULL},
 };

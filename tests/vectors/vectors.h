@@ -34,7 +34,8 @@ extern const vec_kind vec_hashfmt_kinds[]; /* vec_hashfmt.c, hashfmt.json */
 extern const vec_kind vec_ckf_kinds[];     /* vec_ckf.c, ckf.json */
 extern const vec_kind
     vec_contract_groups[]; /* vec_contract.c, contract.json; the kind is the group's name */
-extern const vec_kind vec_events_kinds[]; /* vec_events.c, events.json */
+extern const vec_kind vec_planes_groups[]; /* vec_planes.c, more groups of contract.json */
+extern const vec_kind vec_events_kinds[];  /* vec_events.c, events.json */
 
 /* Writes the reason and returns VEC_FAILED. */
 int vec_fail(char *why, size_t why_cap, const char *format, ...)
