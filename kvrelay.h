@@ -8052,7 +8052,7 @@ static void kvrelay_router_hold_(kvrelay_router *r, const kvrelay_router_event *
 static void kvrelay_router_begin_(kvrelay_router *r, uint64_t now_ns) {
   r->recovering_ = r->asking_ = true;
   r->waiting_ = r->wanted_ = false;
-  r->whole_ = !r->stats_.has_event_id || r->failed_ || r->degraded_;
+  r->whole_ = !r->stats_.has_event_id || !r->stats_.complete;
   r->attempts_ = 0;
   r->deadline_ns_ = now_ns + r->cfg_.attempt_timeout_ns;
   r->from_ns_ = now_ns + r->cfg_.recovery_interval_ns;
@@ -8158,8 +8158,11 @@ static int kvrelay_router_drain_(kvrelay_router *r, bool jump) {
     if (least == NULL)
       break;
     kvrelay_router_event ev = least->event_;
-    if (!jump && r->stats_.has_event_id) /* accepted, but not in silence */
-      kvrelay_router_count_(r, KVRELAY_COUNT_GAP, ev.event_id - r->stats_.last_event_id - 1);
+    uint64_t missing = r->stats_.has_event_id ? ev.event_id - r->stats_.last_event_id - 1 : 0;
+    if (!jump && missing != 0) { /* accepted, but not in silence */
+      kvrelay_router_count_(r, KVRELAY_COUNT_GAP, missing);
+      r->stats_.complete = false;
+    }
     ev.blocks = r->cells_ + least->at_;
     ev.externals = (const uint64_t *)(const void *)ev.blocks;
     err = jump ? kvrelay_router_jump_(r, &ev) : kvrelay_router_apply_(r, &ev);
@@ -8256,8 +8259,10 @@ KVRELAY_API int kvrelay_router_failed(kvrelay_router *r, int how, uint64_t now_n
     kvrelay_router_hold_clear_(r);
     return KVRELAY_OK;
   }
-  r->degraded_ = r->wanted_ = true;
-  return kvrelay_router_drain_(r, true);
+  int err = kvrelay_router_drain_(r, true);
+  if (!r->failed_)
+    r->degraded_ = r->wanted_ = !r->stats_.complete;
+  return err;
 }
 
 /* ---- answers ---- */
@@ -8269,7 +8274,9 @@ static int kvrelay_router_recovered_(kvrelay_router *r, uint64_t last_event_id) 
   r->stats_.has_event_id = true;
   kvrelay_router_over_(r);
   r->degraded_ = r->wanted_ = false;
-  return kvrelay_router_drain_(r, false);
+  int err = kvrelay_router_drain_(r, false);
+  r->wanted_ = r->wanted_ || (!r->failed_ && !r->stats_.complete);
+  return err;
 }
 
 /* Events of somebody else in an answer: nothing this source says can be trusted. */
