@@ -874,13 +874,18 @@ typedef struct kvrelay_consumer_config {
       max_pools; /* pools of one catalog, 1 .. 65 536; more = limit error of that plane (1 024) */
   size_t catalog_bytes; /* room for one catalog with all texts and its name index; two are reserved
                            (4 MiB) */
-  uint64_t filter_stale_ns;  /* no frame for this long: replica is stale (30 s) */
-  uint64_t backoff_first_ns; /* stream retry (500 ms), doubling to */
-  uint64_t backoff_max_ns;   /* 30 s */
-  uint64_t backoff_reset_ns; /* a stream that lived this long starts over (30 s) */
-  uint64_t jitter_seed;      /* any; equal seeds give equal delays */
-  bool subscribe_all;        /* follow every usable pool; else only those asked for by
-                                kvrelay_consumer_follow (true) */
+  size_t readiness_bytes;      /* room for one readiness image with all texts (1 MiB) */
+  uint64_t filter_stale_ns;    /* no frame for this long: replica is stale (30 s) */
+  uint64_t readiness_stale_ns; /* no image for this long: readiness is unknown (30 s) */
+  uint64_t load_stale_ns; /* no window for this long and for three windows: load is unknown (3 s) */
+  uint64_t backoff_first_ns;          /* stream retry (500 ms), doubling to */
+  uint64_t backoff_max_ns;            /* 30 s */
+  uint64_t backoff_reset_ns;          /* a stream that lived this long starts over (30 s) */
+  uint64_t jitter_seed;               /* any; equal seeds give equal delays */
+  bool subscribe_all;                 /* follow every usable pool; else only those asked for by
+                                         kvrelay_consumer_follow (true) */
+  bool follow_readiness, follow_load; /* keep these planes open (true); no memory for one that is
+                                         not followed */
 } kvrelay_consumer_config;
 
 typedef struct kvrelay_consumer kvrelay_consumer;
@@ -916,6 +921,17 @@ enum kvrelay_replica_state {
   KVRELAY_REPLICA_QUARANTINED /* cannot be used; `verdict` or `last_end` says why */
 };
 
+/* What the other planes say beside a pool. Unknown is neither of the other states, nor no load. */
+typedef struct kvrelay_serving_view {
+  int32_t readiness; /* enum kvrelay_ready_state of the model, or adapter; UNKNOWN also while the
+                        plane is void or stale, and when it has no usable entry */
+  const kvrelay_topology_entry *entry; /* usable one of the base model, or NULL; lent */
+  uint64_t readiness_age_ns;           /* since the last image, KVRELAY_TIME_NONE without one */
+  bool load_known; /* the two below hold: every rank reported, every capacity is known */
+  uint64_t kv_used_blocks, total_kv_blocks;
+  uint64_t load_age_ns; /* since the last window, KVRELAY_TIME_NONE without one */
+} kvrelay_serving_view;
+
 /* One pool of the current catalog; lent until the next non-const call. */
 typedef struct kvrelay_pool_view {
   const kvrelay_descriptor *descriptor;
@@ -928,10 +944,31 @@ typedef struct kvrelay_pool_view {
   int32_t fault;  /* last reason a replica was dropped: enum kvrelay_fault */
   int fault_code; /* the CKF_ERR_* of a refused frame, the KVRELAY_ERR_* with FAULT_DECODE, else 0
                    */
-  kvrelay_status last_end; /* how its last stream ended */
-  uint64_t retry_ns;       /* when the next attempt is due, KVRELAY_TIME_NONE = none */
-  const uint64_t *words;   /* bucket_count words when LIVE, else NULL */
+  kvrelay_status last_end;      /* how its last stream ended */
+  uint64_t retry_ns;            /* when the next attempt is due, KVRELAY_TIME_NONE = none */
+  const uint64_t *words;        /* bucket_count words when LIVE, else NULL */
+  kvrelay_serving_view serving; /* of its base model */
 } kvrelay_pool_view;
+
+/* A plane that is one image. */
+typedef struct kvrelay_plane_view {
+  uint64_t revision; /* of the load plane the window */
+  uint32_t len;      /* entries */
+  uint64_t age_ns;   /* since the last message */
+  bool stale;
+  uint64_t observed_ms, window_ms; /* as the relay said; load only */
+} kvrelay_plane_view;
+
+/* One entry of readiness, or of load; lent until the next non-const call. */
+typedef struct kvrelay_entry_view {
+  const kvrelay_topology_entry *entry;
+  kvrelay_verdict verdict; /* class_ other than OK = quarantined: nothing may be concluded */
+} kvrelay_entry_view;
+typedef struct kvrelay_load_view {
+  const kvrelay_load_entry *entry;
+  kvrelay_verdict verdict;
+  bool usable; /* every rank reported and every capacity is known; else no value, not 0 */
+} kvrelay_load_view;
 
 enum kvrelay_fault {
   KVRELAY_FAULT_NONE = 0,
@@ -954,7 +991,11 @@ enum kvrelay_event_kind {
   KVRELAY_EVENT_POOL_LIVE,    /* `pool` has a whole snapshot */
   KVRELAY_EVENT_POOL_VOID,    /* the filter stream of `pool` is over, its replica void: `fault`, or
                                  `status` when the peer ended it */
-  KVRELAY_EVENT_STOPPED /* another contract, see `verdict`, or `status` when the relay said so */
+  KVRELAY_EVENT_STOPPED,   /* another contract, see `verdict`, or `status` when the relay said so */
+  KVRELAY_EVENT_READINESS, /* another readiness image */
+  KVRELAY_EVENT_READINESS_VOID, /* as CATALOG_VOID */
+  KVRELAY_EVENT_LOAD,           /* the first window of a stream */
+  KVRELAY_EVENT_LOAD_VOID
 };
 typedef struct kvrelay_event_out {
   int32_t kind;
@@ -989,6 +1030,7 @@ typedef struct kvrelay_answer {
   uint64_t depth_blocks; /* leading blocks found; valid when KNOWN */
   uint64_t age_ns;       /* since the last frame, KVRELAY_TIME_NONE when unknown */
   bool stale;
+  kvrelay_serving_view serving; /* of what was asked for */
 } kvrelay_answer;
 
 KVRELAY_API kvrelay_consumer_config kvrelay_consumer_config_default(void);
@@ -1023,6 +1065,10 @@ KVRELAY_API int kvrelay_consumer_feed_catalog(kvrelay_consumer *c, uint32_t call
                                               const kvrelay_catalog_update *m, uint64_t now_ns);
 KVRELAY_API int kvrelay_consumer_feed_filter(kvrelay_consumer *c, uint32_t call,
                                              const kvrelay_filter_update *m, uint64_t now_ns);
+KVRELAY_API int kvrelay_consumer_feed_readiness(kvrelay_consumer *c, uint32_t call,
+                                                const kvrelay_readiness_update *m, uint64_t now_ns);
+KVRELAY_API int kvrelay_consumer_feed_load(kvrelay_consumer *c, uint32_t call,
+                                           const kvrelay_load_update *m, uint64_t now_ns);
 /* A message that does not decode, or is above a bound (`err` = KVRELAY_ERR_*). */
 KVRELAY_API int kvrelay_consumer_feed_broken(kvrelay_consumer *c, uint32_t call, int err,
                                              uint64_t now_ns);
@@ -1057,6 +1103,18 @@ KVRELAY_API bool kvrelay_consumer_catalog(const kvrelay_consumer *c, uint64_t *r
 /* Pool i of the catalog in force, 0 .. pools - 1. */
 KVRELAY_API KVRELAY_MUST_USE int kvrelay_consumer_pool_get(const kvrelay_consumer *c, uint32_t i,
                                                            uint64_t now_ns, kvrelay_pool_view *out);
+
+/* The readiness image in force, and the last load window; false while the plane is void. */
+KVRELAY_API bool kvrelay_consumer_readiness(const kvrelay_consumer *c, uint64_t now_ns,
+                                            kvrelay_plane_view *out);
+KVRELAY_API bool kvrelay_consumer_load(const kvrelay_consumer *c, uint64_t now_ns,
+                                       kvrelay_plane_view *out);
+/* Entry i of it, 0 .. len - 1: readiness as it was sent, load by producer.  KVRELAY_OK, or
+ * KVRELAY_ERR_NOT_FOUND. */
+KVRELAY_API KVRELAY_MUST_USE int
+kvrelay_consumer_readiness_get(const kvrelay_consumer *c, uint32_t i, kvrelay_entry_view *out);
+KVRELAY_API KVRELAY_MUST_USE int kvrelay_consumer_load_get(const kvrelay_consumer *c, uint32_t i,
+                                                           kvrelay_load_view *out);
 
 /*
  * Asks all usable pools that list the name; answers sorted best first: known before unknown, deeper
@@ -1717,9 +1775,45 @@ typedef struct kvrelay_catalog_copy_ {
   uint32_t pools_len, order_len;
 } kvrelay_catalog_copy_;
 
+/* The planes that have one stream each; their order is that of their places. */
+enum {
+  KVRELAY_PLANE_INFO_,
+  KVRELAY_PLANE_WATCH_,
+  KVRELAY_PLANE_READINESS_,
+  KVRELAY_PLANE_LOAD_,
+  KVRELAY_PLANES_
+};
+
+/* A copy of one readiness image. */
+typedef struct kvrelay_readiness_copy_ {
+  uint8_t *arena;
+  size_t arena_len;
+  uint64_t revision, received_ns;
+  kvrelay_topology_entry *entries;
+  kvrelay_verdict *verdicts;
+  uint32_t *order;    /* by (namespace, id) */
+  uint8_t digest[32]; /* of all that was sent */
+  uint32_t len;
+  bool in_force; /* the open stream has brought it */
+} kvrelay_readiness_copy_;
+
+/* A copy of one load window; entries that can be used come first, by producer. */
+typedef struct kvrelay_load_held_ {
+  kvrelay_load_entry entry;
+  kvrelay_verdict verdict;
+} kvrelay_load_held_;
+typedef struct kvrelay_load_copy_ {
+  uint64_t window, observed_ms, window_ms, received_ns;
+  kvrelay_load_held_ *held;
+  uint32_t len;
+  bool in_force;
+} kvrelay_load_copy_;
+
 struct kvrelay_consumer {
   kvrelay_consumer_config cfg_; /* its subscriber_id points into the memory block */
-  kvrelay_consumer_stream_ info_, watch_;
+  kvrelay_consumer_stream_ planes_[KVRELAY_PLANES_];
+  kvrelay_readiness_copy_ readiness_;
+  kvrelay_load_copy_ load_;
   kvrelay_relay_identity relay_;
   kvrelay_catalog_copy_ catalogs_[2];
   kvrelay_consumer_pool_ *slots_;
@@ -3284,6 +3378,14 @@ static kvrelay_text kvrelay_copy_text_(kvrelay_bump_ *b, kvrelay_text t) {
   return t;
 }
 
+static kvrelay_roles kvrelay_copy_roles_(kvrelay_bump_ *b, kvrelay_roles roles) {
+  int32_t *to = (int32_t *)kvrelay_bump_take_(b, roles.len, sizeof *to);
+  if (to != NULL && roles.len != 0)
+    KVRELAY_MEMCPY(to, roles.ptr, roles.len * sizeof *to);
+  roles.ptr = to;
+  return roles;
+}
+
 /* Copies a descriptor with all it points to; with a counting bump only the size counts and `to` is
  * not usable. */
 static void kvrelay_copy_descriptor_(kvrelay_bump_ *b, const kvrelay_descriptor *from,
@@ -3292,10 +3394,7 @@ static void kvrelay_copy_descriptor_(kvrelay_bump_ *b, const kvrelay_descriptor 
   to->serving_endpoint.namespace_ = kvrelay_copy_text_(b, from->serving_endpoint.namespace_);
   to->serving_endpoint.component = kvrelay_copy_text_(b, from->serving_endpoint.component);
   to->serving_endpoint.endpoint = kvrelay_copy_text_(b, from->serving_endpoint.endpoint);
-  int32_t *roles = (int32_t *)kvrelay_bump_take_(b, from->pool_roles.len, sizeof *roles);
-  if (roles != NULL && from->pool_roles.len != 0)
-    KVRELAY_MEMCPY(roles, from->pool_roles.ptr, from->pool_roles.len * sizeof *roles);
-  to->pool_roles.ptr = roles;
+  to->pool_roles = kvrelay_copy_roles_(b, from->pool_roles);
   kvrelay_registration *list =
       (kvrelay_registration *)kvrelay_bump_take_(b, from->registrations_len, sizeof *list);
   to->registrations = list;
@@ -3419,7 +3518,26 @@ static void kvrelay_put_roles_(hashfmt_blake3_state *h, kvrelay_roles roles) {
     kvrelay_put_u32_(h, (uint32_t)roles.ptr[i]);
 }
 
-/* Everything that a reader of the entry sees. */
+static void kvrelay_put_digest_(hashfmt_blake3_state *h, const kvrelay_digest *d) {
+  kvrelay_put_u32_(h, d->present);
+  kvrelay_put_u32_(h, (uint32_t)d->digest_len);
+  hashfmt_blake3_update(h, d->digest, sizeof d->digest);
+  kvrelay_put_u32_(h, (uint32_t)d->source);
+}
+
+static void kvrelay_put_pool_id_(hashfmt_blake3_state *h, const kvrelay_pool_id *id) {
+  kvrelay_put_u32_(h, id->present);
+  if (!id->present)
+    return;
+  kvrelay_put_u32_(h, id->identity_version);
+  kvrelay_put_u32_(h, id->domain.present);
+  kvrelay_put_digest_(h, &id->domain.cache_semantics);
+  kvrelay_put_digest_(h, &id->domain.routing_scope);
+  kvrelay_put_u32_(h, (uint32_t)id->dc_id);
+  kvrelay_put_u32_(h, (uint32_t)(id->dc_id >> 32));
+}
+
+/* Everything that a reader of the entry sees, or was sent. */
 static void kvrelay_put_entry_(hashfmt_blake3_state *h, const kvrelay_topology_entry *e) {
   kvrelay_put_framed_(h, e->namespace_);
   kvrelay_put_framed_(h, e->canonical_model_id);
@@ -3431,18 +3549,12 @@ static void kvrelay_put_entry_(hashfmt_blake3_state *h, const kvrelay_topology_e
   kvrelay_put_u32_(h, (uint32_t)e->members_len);
   for (size_t i = 0; i < e->members_len; i++) {
     const kvrelay_topology_member *m = &e->members[i];
+    kvrelay_put_u32_(h, m->endpoint.present);
+    kvrelay_put_framed_(h, m->endpoint.namespace_);
     kvrelay_put_framed_(h, m->endpoint.component);
     kvrelay_put_framed_(h, m->endpoint.endpoint);
     kvrelay_put_roles_(h, m->roles);
-    kvrelay_put_u32_(h, m->pool_id.present);
-    if (m->pool_id.present) {
-      char name[KVRELAY_POOL_NAME_CAP];
-      kvrelay_text id = {(const uint8_t *)name, KVRELAY_POOL_NAME_CAP};
-      kvrelay_pool_id_format(&m->pool_id, name);
-      kvrelay_put_framed_(h, id);
-      kvrelay_put_u32_(h, (uint32_t)m->pool_id.domain.cache_semantics.source);
-      kvrelay_put_u32_(h, (uint32_t)m->pool_id.domain.routing_scope.source);
-    }
+    kvrelay_put_pool_id_(h, &m->pool_id);
   }
   kvrelay_put_u32_(h, (uint32_t)e->adapters_len);
   for (size_t i = 0; i < e->adapters_len; i++) {
@@ -4554,10 +4666,10 @@ KVRELAY_API int kvrelay_relay_check_(const kvrelay_relay *relay) {
 
 /* ==== consumer (impl) ==== */
 /*
- * One kvrelay_consumer_stream_ per call that should be open: relay info, catalog, one filter stream
- * per pool. Whatever happens only changes state and marks `work_`; action_next walks over the
- * streams and says what has to be done. Call numbers hold the place of their stream, so that a
- * message finds it without a search.
+ * One kvrelay_consumer_stream_ per call that should be open: relay info, catalog, readiness, load,
+ * one filter stream per pool. Whatever happens only changes state and marks `work_`; action_next
+ * walks over the streams and says what has to be done. Call numbers hold the place of their stream,
+ * so that a message finds it without a search.
  *
  * A catalog is copied into the arena that is not in force, checked there, and then put in force at
  * once. Slots follow pool ids from one catalog to the next. They also outlive a closed catalog
@@ -4619,10 +4731,10 @@ static void kvrelay_consumer_touch_(kvrelay_consumer *c, uint32_t slot) {
 
 /* Calls of one stream count up from its place, by the number of places. */
 static uint32_t kvrelay_consumer_places_(const kvrelay_consumer *c) {
-  return c->cfg_.max_pools + 2;
+  return c->cfg_.max_pools + KVRELAY_PLANES_;
 }
 
-/* The stream of an open call, NULL when it is none; slot = KVRELAY_NO_SLOT_ for info and catalog.
+/* The stream of an open call, NULL when it is none; slot = KVRELAY_NO_SLOT_ when it is a plane's.
  */
 static kvrelay_consumer_stream_ *kvrelay_consumer_find_(kvrelay_consumer *c, uint32_t call,
                                                         uint32_t *slot) {
@@ -4631,10 +4743,8 @@ static kvrelay_consumer_stream_ *kvrelay_consumer_find_(kvrelay_consumer *c, uin
   *slot = place < c->slots_used_ ? place : KVRELAY_NO_SLOT_;
   if (place < c->slots_used_)
     s = &c->slots_[place].stream;
-  else if (place == c->cfg_.max_pools)
-    s = &c->info_;
-  else if (place == c->cfg_.max_pools + 1)
-    s = &c->watch_;
+  else if (place >= c->cfg_.max_pools)
+    s = &c->planes_[place - c->cfg_.max_pools];
   else
     return NULL;
   return call != 0 && s->call == call ? s : NULL;
@@ -4767,8 +4877,9 @@ static void kvrelay_consumer_drop_all_(kvrelay_consumer *c) {
   now->pools_len = 0;
   now->order_len = 0;
   now->names_len = 0;
-  c->info_.call = c->info_.cancel = 0;
-  c->watch_.call = c->watch_.cancel = 0;
+  for (i = 0; i < KVRELAY_PLANES_; i++)
+    c->planes_[i].call = c->planes_[i].cancel = 0;
+  c->readiness_.in_force = c->load_.in_force = false;
   c->connected_ = c->relay_known_ = c->informed_ = c->in_force_ = c->revision_seen_ = false;
   c->reconnect_due_ = false;
   c->deadline_ns_ = KVRELAY_TIME_NONE;
@@ -4788,31 +4899,38 @@ static void kvrelay_consumer_stop_(kvrelay_consumer *c, const kvrelay_verdict *v
     event->status = *status;
 }
 
-/* The catalog stream is closed; `status` says why. */
-static void kvrelay_watch_void_(kvrelay_consumer *c, const kvrelay_verdict *verdict,
+/* The stream of a plane is closed, with it all that it brought; `status` says why. */
+static void kvrelay_plane_void_(kvrelay_consumer *c, int plane, const kvrelay_verdict *verdict,
                                 const kvrelay_status *status) {
-  kvrelay_event_out *const event = kvrelay_consumer_tell_(c, KVRELAY_EVENT_CATALOG_VOID, 0);
+  static const int32_t kinds[KVRELAY_PLANES_] = {
+      0, KVRELAY_EVENT_CATALOG_VOID, KVRELAY_EVENT_READINESS_VOID, KVRELAY_EVENT_LOAD_VOID};
+  kvrelay_event_out *const event = kvrelay_consumer_tell_(c, kinds[plane], 0);
   if (verdict != NULL)
     event->verdict = *verdict;
   event->status = *status;
-  c->in_force_ = c->revision_seen_ = false;
+  if (plane == KVRELAY_PLANE_WATCH_)
+    c->in_force_ = c->revision_seen_ = false;
+  else if (plane == KVRELAY_PLANE_READINESS_)
+    c->readiness_.in_force = false;
+  else
+    c->load_.in_force = false;
   kvrelay_consumer_touch_(c, KVRELAY_NO_SLOT_);
 }
 
-/* We close the catalog stream because of what it brought. */
-static void kvrelay_watch_refuse_(kvrelay_consumer *c, const kvrelay_verdict *verdict,
+/* We close the stream of a plane because of what it brought. */
+static void kvrelay_plane_refuse_(kvrelay_consumer *c, int plane, const kvrelay_verdict *verdict,
                                   const char *text, uint64_t now_ns) {
   kvrelay_status status;
   kvrelay_status_set_(&status, KVRELAY_REASON_NONE, text);
   status.grpc = KVRELAY_GRPC_CANCELLED;
-  kvrelay_consumer_hang_up_(c, &c->watch_, now_ns);
-  kvrelay_watch_void_(c, verdict, &status);
+  kvrelay_consumer_hang_up_(c, &c->planes_[plane], now_ns);
+  kvrelay_plane_void_(c, plane, verdict, &status);
 }
 
 /* A fresh catalog is wanted, the old one stays in force until it comes. */
 static void kvrelay_watch_reopen_(kvrelay_consumer *c, uint64_t now_ns) {
-  if (c->watch_.call != 0) {
-    kvrelay_consumer_hang_up_(c, &c->watch_, now_ns);
+  if (c->planes_[KVRELAY_PLANE_WATCH_].call != 0) {
+    kvrelay_consumer_hang_up_(c, &c->planes_[KVRELAY_PLANE_WATCH_], now_ns);
     c->revision_seen_ = false;
     kvrelay_consumer_touch_(c, KVRELAY_NO_SLOT_);
   }
@@ -4840,7 +4958,7 @@ static int kvrelay_consumer_greet_(kvrelay_consumer *c, const kvrelay_envelope *
     return KVRELAY_OK;
   kvrelay_status_set_(&status, KVRELAY_REASON_NONE, "two relays answer on one connection");
   status.grpc = KVRELAY_GRPC_CANCELLED;
-  kvrelay_watch_void_(c, NULL, &status);
+  kvrelay_plane_void_(c, KVRELAY_PLANE_WATCH_, NULL, &status);
   kvrelay_consumer_drop_all_(c);
   c->reconnect_due_ = true;
   return KVRELAY_ERR_STATE;
@@ -4855,24 +4973,28 @@ KVRELAY_API kvrelay_consumer_config kvrelay_consumer_config_default(void) {
   cfg.subscriber_id = kvrelay_word_("kvrelay");
   cfg.max_pools = 1024;
   cfg.catalog_bytes = (size_t)4 << 20;
-  cfg.filter_stale_ns = 30000 * ms;
+  cfg.readiness_bytes = (size_t)1 << 20;
+  cfg.filter_stale_ns = cfg.readiness_stale_ns = 30000 * ms;
+  cfg.load_stale_ns = 3000 * ms;
   cfg.backoff_first_ns = 500 * ms;
   cfg.backoff_max_ns = 30000 * ms;
   cfg.backoff_reset_ns = 30000 * ms;
-  cfg.subscribe_all = true;
+  cfg.subscribe_all = cfg.follow_readiness = cfg.follow_load = true;
   return cfg;
 }
 
 /* Where the parts of the memory block lie, behind kvrelay_align_. */
 typedef struct kvrelay_consumer_plan_ {
-  uint64_t slots, events, arenas[2], id, end;
+  uint64_t slots, events, arenas[2], readiness, load, id, end;
 } kvrelay_consumer_plan_;
 
 static bool kvrelay_consumer_plan_make_(const kvrelay_consumer_config *cfg,
                                         kvrelay_consumer_plan_ *plan) {
   const uint64_t arena = ((uint64_t)cfg->catalog_bytes + 15) / 16 * 16;
+  const uint64_t readiness = ((uint64_t)cfg->readiness_bytes + 15) / 16 * 16;
   if (cfg->max_pools == 0 || cfg->max_pools > 65536 || cfg->catalog_bytes == 0 ||
-      cfg->catalog_bytes > SIZE_MAX / 8 || cfg->backoff_first_ns == 0 ||
+      cfg->catalog_bytes > SIZE_MAX / 8 || cfg->readiness_bytes == 0 ||
+      cfg->readiness_bytes > SIZE_MAX / 8 || cfg->backoff_first_ns == 0 ||
       cfg->backoff_max_ns < cfg->backoff_first_ns || cfg->backoff_max_ns == KVRELAY_TIME_NONE ||
       !kvrelay_subscriber_id_valid(cfg->subscriber_id))
     return false;
@@ -4880,7 +5002,9 @@ static bool kvrelay_consumer_plan_make_(const kvrelay_consumer_config *cfg,
   plan->arenas[1] = arena;
   plan->slots = 2 * arena;
   plan->events = plan->slots + (uint64_t)cfg->max_pools * sizeof(kvrelay_consumer_pool_);
-  plan->id = plan->events + KVRELAY_CONSUMER_EVENTS_ * sizeof(kvrelay_event_out);
+  plan->readiness = plan->events + KVRELAY_CONSUMER_EVENTS_ * sizeof(kvrelay_event_out);
+  plan->load = plan->readiness + (cfg->follow_readiness ? readiness : 0);
+  plan->id = plan->load + (cfg->follow_load ? cfg->max_pools * sizeof(kvrelay_load_held_) : 0);
   plan->end = plan->id + cfg->subscriber_id.len + 15; /* wherever the block starts */
   return plan->end <= SIZE_MAX;
 }
@@ -4914,6 +5038,9 @@ KVRELAY_API int kvrelay_consumer_init_abi(kvrelay_consumer *c, size_t c_size,
     c->catalogs_[i].arena = base + plan.arenas[i];
     c->catalogs_[i].arena_len = cfg->catalog_bytes;
   }
+  c->readiness_.arena = base + plan.readiness;
+  c->readiness_.arena_len = cfg->readiness_bytes;
+  c->load_.held = (kvrelay_load_held_ *)(void *)(base + plan.load);
   c->jitter_ = cfg->jitter_seed;
   c->slot_free_ = KVRELAY_NO_SLOT_;
   c->deadline_ns_ = KVRELAY_TIME_NONE;
@@ -4921,13 +5048,16 @@ KVRELAY_API int kvrelay_consumer_init_abi(kvrelay_consumer *c, size_t c_size,
 }
 
 KVRELAY_API void kvrelay_consumer_connected(kvrelay_consumer *c, uint64_t now_ns) {
+  int i;
   (void)now_ns;
   if (c->stopped_)
     return;
   kvrelay_consumer_drop_all_(c);
-  c->info_.retry_ns = c->watch_.retry_ns = 0;
-  c->info_.failures = c->watch_.failures = 0;
-  c->info_.heard = c->watch_.heard = false;
+  for (i = 0; i < KVRELAY_PLANES_; i++) {
+    c->planes_[i].retry_ns = 0;
+    c->planes_[i].failures = 0;
+    c->planes_[i].heard = false;
+  }
   c->connected_ = true;
 }
 
@@ -4977,7 +5107,6 @@ static int kvrelay_consumer_cancel_(kvrelay_consumer_stream_ *s, kvrelay_action 
   return 1;
 }
 
-/* Info and catalog. */
 static int kvrelay_consumer_plane_(kvrelay_consumer *c, kvrelay_consumer_stream_ *s, uint32_t place,
                                    int32_t method, uint64_t now_ns, kvrelay_action *a) {
   if (kvrelay_consumer_cancel_(s, a))
@@ -5072,7 +5201,11 @@ KVRELAY_API int kvrelay_consumer_action_next(kvrelay_consumer *c, uint64_t now_n
   if (kvrelay_consumer_return_(c, action))
     return 1;
   if (c->connected_) {
-    const uint32_t place = c->cfg_.max_pools;
+    static const int32_t methods[KVRELAY_PLANES_] = {
+        KVRELAY_METHOD_GET_RELAY_INFO, KVRELAY_METHOD_WATCH_CATALOG,
+        KVRELAY_METHOD_SUBSCRIBE_READINESS, KVRELAY_METHOD_SUBSCRIBE_LOAD};
+    const bool wanted[KVRELAY_PLANES_] = {!c->informed_, true, c->cfg_.follow_readiness,
+                                          c->cfg_.follow_load};
     uint32_t i;
     if (c->deadline_ns_ <= now_ns)
       c->deadline_ns_ = KVRELAY_TIME_NONE; /* found anew below: the cursor is at 0 */
@@ -5080,12 +5213,10 @@ KVRELAY_API int kvrelay_consumer_action_next(kvrelay_consumer *c, uint64_t now_n
       if (kvrelay_slot_action_(c, c->cursor_, now_ns, action))
         return 1;
     /* Behind the slots, which may want a new catalog. */
-    if (!c->informed_ &&
-        kvrelay_consumer_plane_(c, &c->info_, place, KVRELAY_METHOD_GET_RELAY_INFO, now_ns, action))
-      return 1;
-    i = place + 1;
-    if (kvrelay_consumer_plane_(c, &c->watch_, i, KVRELAY_METHOD_WATCH_CATALOG, now_ns, action))
-      return 1;
+    for (i = 0; i < KVRELAY_PLANES_; i++)
+      if (wanted[i] && kvrelay_consumer_plane_(c, &c->planes_[i], c->cfg_.max_pools + i, methods[i],
+                                               now_ns, action))
+        return 1;
   }
   c->work_ = false;
   return 0;
@@ -5326,7 +5457,7 @@ KVRELAY_API int kvrelay_consumer_feed_info(kvrelay_consumer *c, uint32_t call,
                                            const kvrelay_relay_info *m, uint64_t now_ns) {
   uint32_t slot;
   kvrelay_consumer_stream_ *const s = kvrelay_consumer_find_(c, call, &slot);
-  if (s != &c->info_)
+  if (s != &c->planes_[KVRELAY_PLANE_INFO_])
     return KVRELAY_ERR_NOT_FOUND;
   s->heard = true;
   switch (kvrelay_consumer_greet_(c, &m->envelope)) {
@@ -5352,7 +5483,7 @@ KVRELAY_API int kvrelay_consumer_feed_catalog(kvrelay_consumer *c, uint32_t call
   uint32_t slot;
   kvrelay_consumer_stream_ *const s = kvrelay_consumer_find_(c, call, &slot);
   int rc;
-  if (s != &c->watch_)
+  if (s != &c->planes_[KVRELAY_PLANE_WATCH_])
     return KVRELAY_ERR_NOT_FOUND;
   s->heard = true;
   rc = kvrelay_consumer_greet_(c, &m->envelope);
@@ -5371,9 +5502,235 @@ KVRELAY_API int kvrelay_consumer_feed_catalog(kvrelay_consumer *c, uint32_t call
   } else
     trouble = kvrelay_copy_make_(c, next, m, &verdict);
   if (trouble != NULL)
-    kvrelay_watch_refuse_(c, &verdict, trouble, now_ns);
+    kvrelay_plane_refuse_(c, KVRELAY_PLANE_WATCH_, &verdict, trouble, now_ns);
   else
     kvrelay_catalog_install_(c, next);
+  return KVRELAY_OK;
+}
+
+/* ---- readiness ---- */
+
+/* Copies an entry with all it points to; with a counting bump only the size counts. */
+static void kvrelay_copy_entry_(kvrelay_bump_ *b, const kvrelay_topology_entry *from,
+                                kvrelay_topology_entry *to) {
+  kvrelay_topology_member *members;
+  kvrelay_adapter_readiness *adapters;
+  size_t i;
+  *to = *from;
+  to->namespace_ = kvrelay_copy_text_(b, from->namespace_);
+  to->canonical_model_id = kvrelay_copy_text_(b, from->canonical_model_id);
+  to->present_roles = kvrelay_copy_roles_(b, from->present_roles);
+  to->missing_roles = kvrelay_copy_roles_(b, from->missing_roles);
+  to->duplicate_role_endpoints = kvrelay_copy_roles_(b, from->duplicate_role_endpoints);
+  members = (kvrelay_topology_member *)kvrelay_bump_take_(b, from->members_len, sizeof *members);
+  to->members = members;
+  for (i = 0; i < from->members_len; i++) {
+    kvrelay_topology_member m = from->members[i];
+    m.endpoint.namespace_ = kvrelay_copy_text_(b, m.endpoint.namespace_);
+    m.endpoint.component = kvrelay_copy_text_(b, m.endpoint.component);
+    m.endpoint.endpoint = kvrelay_copy_text_(b, m.endpoint.endpoint);
+    m.roles = kvrelay_copy_roles_(b, m.roles);
+    if (members != NULL)
+      members[i] = m;
+  }
+  adapters =
+      (kvrelay_adapter_readiness *)kvrelay_bump_take_(b, from->adapters_len, sizeof *adapters);
+  to->adapters = adapters;
+  for (i = 0; i < from->adapters_len; i++) {
+    kvrelay_adapter_readiness a = from->adapters[i];
+    a.canonical_model_id = kvrelay_copy_text_(b, a.canonical_model_id);
+    a.missing_roles = kvrelay_copy_roles_(b, a.missing_roles);
+    if (adapters != NULL)
+      adapters[i] = a;
+  }
+}
+
+static int kvrelay_entry_compare_(const kvrelay_topology_entry *e, kvrelay_text namespace_,
+                                  kvrelay_text id) {
+  const int order = kvrelay_text_compare_(e->namespace_, namespace_);
+  return order != 0 ? order : kvrelay_text_compare_(e->canonical_model_id, id);
+}
+
+static bool kvrelay_entry_before_(const void *context, const void *a, const void *b) {
+  const kvrelay_topology_entry *const entries = (const kvrelay_topology_entry *)context;
+  const kvrelay_topology_entry *const y = &entries[*(const uint32_t *)b];
+  return kvrelay_entry_compare_(&entries[*(const uint32_t *)a], y->namespace_,
+                                y->canonical_model_id) < 0;
+}
+
+static void kvrelay_readiness_lists_(kvrelay_bump_ *b, kvrelay_readiness_copy_ *copy, size_t len) {
+  copy->entries = (kvrelay_topology_entry *)kvrelay_bump_take_(b, len, sizeof *copy->entries);
+  copy->verdicts = (kvrelay_verdict *)kvrelay_bump_take_(b, len, sizeof *copy->verdicts);
+  copy->order = (uint32_t *)kvrelay_bump_take_(b, len, sizeof *copy->order);
+}
+
+/* Checks an image and copies it over the former one. NULL, or why the plane has to be closed; then
+ * nothing is in force any more. */
+static const char *kvrelay_readiness_make_(kvrelay_readiness_copy_ *copy,
+                                           const kvrelay_readiness_update *m,
+                                           kvrelay_verdict *verdict) {
+  kvrelay_bump_ b = {NULL, 0, false}; /* counts only */
+  kvrelay_topology_entry counted;
+  uint32_t i;
+  for (i = 0; i < m->entries_len; i++)
+    if (!kvrelay_text_valid(m->entries[i].namespace_) ||
+        !kvrelay_text_valid(m->entries[i].canonical_model_id)) {
+      *verdict = kvrelay_check_topology_entry(&m->entries[i]);
+      return "an entry without a readable key";
+    }
+  kvrelay_readiness_lists_(&b, copy, m->entries_len);
+  for (i = 0; i < m->entries_len && b.used <= copy->arena_len && !b.overflow; i++)
+    kvrelay_copy_entry_(&b, &m->entries[i], &counted);
+  if (b.overflow || b.used > copy->arena_len)
+    return "the readiness image is larger than its bound";
+  b.base = copy->arena;
+  b.used = 0;
+  kvrelay_readiness_lists_(&b, copy, m->entries_len);
+  copy->len = (uint32_t)m->entries_len;
+  for (i = 0; i < copy->len; i++) {
+    kvrelay_copy_entry_(&b, &m->entries[i], &copy->entries[i]);
+    copy->verdicts[i] = kvrelay_check_topology_entry(&m->entries[i]);
+    copy->order[i] = i;
+  }
+  kvrelay_sort_(copy->order, copy->len, sizeof *copy->order, kvrelay_entry_before_, copy->entries);
+  for (i = 1; i < copy->len; i++)
+    if (!kvrelay_entry_before_(copy->entries, &copy->order[i - 1], &copy->order[i]))
+      return "an entry is listed twice";
+  return NULL;
+}
+
+static void kvrelay_readiness_digest_(const kvrelay_readiness_update *m, uint8_t digest[32]) {
+  hashfmt_blake3_state h;
+  size_t i;
+  hashfmt_blake3_init(&h);
+  for (i = 0; i < m->entries_len; i++)
+    kvrelay_put_entry_(&h, &m->entries[i]);
+  hashfmt_blake3_final(&h, digest);
+}
+
+KVRELAY_API int kvrelay_consumer_feed_readiness(kvrelay_consumer *c, uint32_t call,
+                                                const kvrelay_readiness_update *m,
+                                                uint64_t now_ns) {
+  kvrelay_readiness_copy_ *const copy = &c->readiness_;
+  kvrelay_verdict verdict = KVRELAY_FINE_;
+  const char *trouble = NULL;
+  uint8_t digest[32];
+  uint32_t slot;
+  kvrelay_consumer_stream_ *const s = kvrelay_consumer_find_(c, call, &slot);
+  bool repeated;
+  int rc;
+  if (s != &c->planes_[KVRELAY_PLANE_READINESS_])
+    return KVRELAY_ERR_NOT_FOUND;
+  s->heard = true;
+  rc = kvrelay_consumer_greet_(c, &m->envelope);
+  if (rc == KVRELAY_ERR_STATE)
+    return KVRELAY_OK;
+  kvrelay_readiness_digest_(m, digest);
+  repeated = copy->in_force && m->revision == copy->revision;
+  if (rc != KVRELAY_OK) {
+    verdict = KVRELAY_INVALID_(MISSING_FIELD, "relay", 0);
+    trouble = "readiness without relay";
+  } else if (copy->in_force && m->revision < copy->revision)
+    trouble = "the revision went back";
+  else if (repeated && KVRELAY_MEMCMP(digest, copy->digest, sizeof digest) != 0)
+    trouble = "other readiness under the same revision";
+  else if (!repeated)
+    trouble = kvrelay_readiness_make_(copy, m, &verdict);
+  if (trouble != NULL) {
+    kvrelay_plane_refuse_(c, KVRELAY_PLANE_READINESS_, &verdict, trouble, now_ns);
+    return KVRELAY_OK;
+  }
+  copy->received_ns = now_ns;
+  if (repeated)
+    return KVRELAY_OK;
+  copy->in_force = true;
+  copy->revision = m->revision;
+  KVRELAY_MEMCPY(copy->digest, digest, sizeof digest);
+  kvrelay_consumer_tell_(c, KVRELAY_EVENT_READINESS, 0);
+  return KVRELAY_OK;
+}
+
+/* ---- load ---- */
+
+static int kvrelay_producer_compare_(const kvrelay_producer *a, const kvrelay_producer *b) {
+  int order = kvrelay_pool_id_compare(&a->pool_id, &b->pool_id);
+  if (order == 0)
+    order = kvrelay_u64_compare_(a->producer_incarnation, b->producer_incarnation);
+  if (order == 0)
+    order = kvrelay_u64_compare_(a->layout_generation, b->layout_generation);
+  if (order == 0)
+    order = kvrelay_u64_compare_(a->ckf_format.seed, b->ckf_format.seed);
+  return order != 0 ? order
+                    : kvrelay_u64_compare_(a->ckf_format.bucket_count, b->ckf_format.bucket_count);
+}
+
+static bool kvrelay_held_before_(const void *context, const void *a, const void *b) {
+  const kvrelay_load_held_ *const x = (const kvrelay_load_held_ *)a;
+  const kvrelay_load_held_ *const y = (const kvrelay_load_held_ *)b;
+  const bool x_odd = x->verdict.class_ != KVRELAY_CLASS_OK,
+             y_odd = y->verdict.class_ != KVRELAY_CLASS_OK;
+  (void)context;
+  if (x_odd || y_odd)
+    return y_odd && !x_odd;
+  return kvrelay_producer_compare_(&x->entry.producer, &y->entry.producer) < 0;
+}
+
+/* As kvrelay_readiness_make_. */
+static const char *kvrelay_load_make_(const kvrelay_consumer *c, kvrelay_load_copy_ *copy,
+                                      const kvrelay_load_update *m, kvrelay_verdict *verdict) {
+  uint32_t i;
+  if (m->pools_len > c->cfg_.max_pools)
+    return "the load window is larger than its bound";
+  for (i = 0; i < m->pools_len; i++) {
+    kvrelay_load_held_ *const held = &copy->held[i];
+    held->entry = m->pools[i];
+    held->verdict = m->pools[i].producer.present ? kvrelay_check_producer(&m->pools[i].producer)
+                                                 : KVRELAY_INVALID_(MISSING_FIELD, "producer", i);
+    if (held->verdict.class_ == KVRELAY_CLASS_INVALID) {
+      *verdict = held->verdict;
+      return "load of a malformed producer";
+    }
+  }
+  copy->len = (uint32_t)m->pools_len;
+  kvrelay_sort_(copy->held, copy->len, sizeof *copy->held, kvrelay_held_before_, NULL);
+  for (i = 1; i < copy->len && copy->held[i].verdict.class_ == KVRELAY_CLASS_OK; i++)
+    if (!kvrelay_held_before_(NULL, &copy->held[i - 1], &copy->held[i]))
+      return "the load of a producer is listed twice";
+  return NULL;
+}
+
+KVRELAY_API int kvrelay_consumer_feed_load(kvrelay_consumer *c, uint32_t call,
+                                           const kvrelay_load_update *m, uint64_t now_ns) {
+  kvrelay_load_copy_ *const copy = &c->load_;
+  kvrelay_verdict verdict = KVRELAY_FINE_;
+  const char *trouble;
+  uint32_t slot;
+  kvrelay_consumer_stream_ *const s = kvrelay_consumer_find_(c, call, &slot);
+  int rc;
+  if (s != &c->planes_[KVRELAY_PLANE_LOAD_])
+    return KVRELAY_ERR_NOT_FOUND;
+  s->heard = true;
+  rc = kvrelay_consumer_greet_(c, &m->envelope);
+  if (rc == KVRELAY_ERR_STATE)
+    return KVRELAY_OK;
+  if (rc != KVRELAY_OK) {
+    verdict = KVRELAY_INVALID_(MISSING_FIELD, "relay", 0);
+    trouble = "load without relay";
+  } else if (copy->in_force && m->window_sequence <= copy->window)
+    trouble = "the load window is not a later one";
+  else
+    trouble = kvrelay_load_make_(c, copy, m, &verdict);
+  if (trouble != NULL) {
+    kvrelay_plane_refuse_(c, KVRELAY_PLANE_LOAD_, &verdict, trouble, now_ns);
+    return KVRELAY_OK;
+  }
+  if (!copy->in_force)
+    kvrelay_consumer_tell_(c, KVRELAY_EVENT_LOAD, 0);
+  copy->in_force = true;
+  copy->window = m->window_sequence;
+  copy->observed_ms = m->observed_ms;
+  copy->window_ms = m->window_ms;
+  copy->received_ns = now_ns;
   return KVRELAY_OK;
 }
 
@@ -5524,8 +5881,8 @@ KVRELAY_API int kvrelay_consumer_feed_broken(kvrelay_consumer *c, uint32_t call,
     return KVRELAY_ERR_NOT_FOUND;
   if (slot != KVRELAY_NO_SLOT_)
     kvrelay_slot_refuse_(c, slot, KVRELAY_FAULT_DECODE, err, now_ns);
-  else if (s == &c->watch_)
-    kvrelay_watch_refuse_(c, NULL, kvrelay_strerror(err), now_ns);
+  else if (s != &c->planes_[KVRELAY_PLANE_INFO_])
+    kvrelay_plane_refuse_(c, (int)(s - c->planes_), NULL, kvrelay_strerror(err), now_ns);
   else {
     kvrelay_consumer_hang_up_(c, s, now_ns);
     kvrelay_consumer_touch_(c, KVRELAY_NO_SLOT_);
@@ -5603,7 +5960,7 @@ KVRELAY_API int kvrelay_consumer_feed_end(kvrelay_consumer *c, uint32_t call,
     return KVRELAY_ERR_NOT_FOUND;
   policy = kvrelay_end_policy_(status, s->heard);
   kvrelay_consumer_over_(c, s, now_ns);
-  if (s == &c->info_ && c->informed_)
+  if (s == &c->planes_[KVRELAY_PLANE_INFO_] && c->informed_)
     return KVRELAY_OK; /* as it should be */
   if (policy == KVRELAY_THEN_STOP_) {
     kvrelay_consumer_stop_(c, NULL, status);
@@ -5616,12 +5973,15 @@ KVRELAY_API int kvrelay_consumer_feed_end(kvrelay_consumer *c, uint32_t call,
     kvrelay_slot_end_(c, slot, policy, status, now_ns);
     return KVRELAY_OK;
   }
-  if (policy == KVRELAY_THEN_BAR_)
-    s->retry_ns = KVRELAY_TIME_NONE;
-  if (s == &c->watch_) {
-    kvrelay_watch_void_(c, NULL, status);
+  if (policy == KVRELAY_THEN_BAR_ ||
+      (s >= &c->planes_[KVRELAY_PLANE_READINESS_] && status->grpc == KVRELAY_GRPC_UNIMPLEMENTED))
+    s->retry_ns = KVRELAY_TIME_NONE; /* an older relay does not offer every plane */
+  if (s != &c->planes_[KVRELAY_PLANE_INFO_]) {
+    kvrelay_plane_void_(c, (int)(s - c->planes_), NULL, status);
     if (policy == KVRELAY_THEN_IDENTITY_)
       c->informed_ = false;
+    if (policy == KVRELAY_THEN_IDENTITY_ && s != &c->planes_[KVRELAY_PLANE_WATCH_])
+      kvrelay_watch_reopen_(c, now_ns);
   }
   kvrelay_consumer_touch_(c, KVRELAY_NO_SLOT_);
   return KVRELAY_OK;
@@ -5645,13 +6005,14 @@ KVRELAY_API bool kvrelay_consumer_catalog(const kvrelay_consumer *c, uint64_t *r
 }
 
 /* A time of the future is as bad as none. */
-static uint64_t kvrelay_slot_age_(const kvrelay_consumer_pool_ *p, uint64_t now_ns) {
-  return p->last_frame_ns > now_ns ? KVRELAY_TIME_NONE : now_ns - p->last_frame_ns;
+static uint64_t kvrelay_age_(uint64_t since_ns, uint64_t now_ns) {
+  return since_ns > now_ns ? KVRELAY_TIME_NONE : now_ns - since_ns;
 }
 
 static bool kvrelay_slot_stale_(const kvrelay_consumer *c, const kvrelay_consumer_pool_ *p,
                                 uint64_t now_ns) {
-  return ckf_replica_live(&p->replica) && kvrelay_slot_age_(p, now_ns) > c->cfg_.filter_stale_ns;
+  return ckf_replica_live(&p->replica) &&
+         kvrelay_age_(p->last_frame_ns, now_ns) > c->cfg_.filter_stale_ns;
 }
 
 static int32_t kvrelay_slot_state_(const kvrelay_consumer *c, const kvrelay_consumer_pool_ *p) {
@@ -5664,6 +6025,138 @@ static int32_t kvrelay_slot_state_(const kvrelay_consumer *c, const kvrelay_cons
   if (p->stream.call == 0)
     return KVRELAY_REPLICA_WAITING;
   return p->cut_known ? KVRELAY_REPLICA_ASSEMBLING : KVRELAY_REPLICA_SUBSCRIBING;
+}
+
+KVRELAY_API bool kvrelay_consumer_readiness(const kvrelay_consumer *c, uint64_t now_ns,
+                                            kvrelay_plane_view *out) {
+  const kvrelay_readiness_copy_ *const copy = &c->readiness_;
+  KVRELAY_MEMSET(out, 0, sizeof *out);
+  out->age_ns = KVRELAY_TIME_NONE;
+  if (!copy->in_force)
+    return false;
+  out->revision = copy->revision;
+  out->len = copy->len;
+  out->age_ns = kvrelay_age_(copy->received_ns, now_ns);
+  out->stale = out->age_ns > c->cfg_.readiness_stale_ns;
+  return true;
+}
+
+KVRELAY_API bool kvrelay_consumer_load(const kvrelay_consumer *c, uint64_t now_ns,
+                                       kvrelay_plane_view *out) {
+  const kvrelay_load_copy_ *const copy = &c->load_;
+  const uint64_t three_ms = 3 * (uint64_t)KVRELAY_MS_;
+  const uint64_t windows_ns = copy->window_ms < KVRELAY_TIME_NONE / three_ms
+                                  ? three_ms * copy->window_ms
+                                  : KVRELAY_TIME_NONE - 1;
+  KVRELAY_MEMSET(out, 0, sizeof *out);
+  out->age_ns = KVRELAY_TIME_NONE;
+  if (!copy->in_force)
+    return false;
+  out->revision = copy->window;
+  out->len = copy->len;
+  out->age_ns = kvrelay_age_(copy->received_ns, now_ns);
+  out->observed_ms = copy->observed_ms;
+  out->window_ms = copy->window_ms;
+  out->stale = out->age_ns > c->cfg_.load_stale_ns && out->age_ns > windows_ns;
+  return true;
+}
+
+KVRELAY_API int kvrelay_consumer_readiness_get(const kvrelay_consumer *c, uint32_t i,
+                                               kvrelay_entry_view *out) {
+  if (!c->readiness_.in_force || i >= c->readiness_.len)
+    return KVRELAY_ERR_NOT_FOUND;
+  out->entry = &c->readiness_.entries[i];
+  out->verdict = c->readiness_.verdicts[i];
+  return KVRELAY_OK;
+}
+
+KVRELAY_API int kvrelay_consumer_load_get(const kvrelay_consumer *c, uint32_t i,
+                                          kvrelay_load_view *out) {
+  const kvrelay_load_held_ *const held = &c->load_.held[i];
+  if (!c->load_.in_force || i >= c->load_.len)
+    return KVRELAY_ERR_NOT_FOUND;
+  out->entry = &held->entry;
+  out->verdict = held->verdict;
+  out->usable = held->verdict.class_ == KVRELAY_CLASS_OK && held->entry.total_kv_blocks != 0 &&
+                held->entry.kv_observed_ranks >= held->entry.kv_expected_ranks &&
+                held->entry.kv_expected_ranks != 0;
+  return KVRELAY_OK;
+}
+
+/* The usable entry of a model, NULL when there is none. */
+static const kvrelay_topology_entry *kvrelay_readiness_find_(const kvrelay_readiness_copy_ *copy,
+                                                             kvrelay_text namespace_,
+                                                             kvrelay_text id) {
+  uint32_t low = 0, high = copy->len;
+  while (low < high) {
+    const uint32_t middle = low + (high - low) / 2, at = copy->order[middle];
+    const int order = kvrelay_entry_compare_(&copy->entries[at], namespace_, id);
+    if (order == 0)
+      return copy->verdicts[at].class_ == KVRELAY_CLASS_OK ? &copy->entries[at] : NULL;
+    if (order < 0)
+      low = middle + 1;
+    else
+      high = middle;
+  }
+  return NULL;
+}
+
+/* Readiness of what a registration names, from the entry of its base model. */
+static int32_t kvrelay_readiness_of_(const kvrelay_topology_entry *entry,
+                                     const kvrelay_registration *r) {
+  size_t i;
+  if (r->target.kind == KVRELAY_TARGET_BASE)
+    return entry->state;
+  for (i = 0; i < entry->adapters_len; i++)
+    if (kvrelay_text_equal(entry->adapters[i].canonical_model_id, r->canonical_model_id))
+      return entry->adapters[i].state;
+  return KVRELAY_READY_UNKNOWN;
+}
+
+static void kvrelay_load_of_(const kvrelay_consumer *c, const kvrelay_producer *producer,
+                             kvrelay_serving_view *out) {
+  uint32_t low = 0, high = c->load_.len;
+  kvrelay_load_held_ key;
+  kvrelay_load_view view;
+  key.entry.producer = *producer;
+  key.verdict = KVRELAY_FINE_;
+  while (low < high) {
+    const uint32_t middle = low + (high - low) / 2;
+    if (kvrelay_held_before_(NULL, &c->load_.held[middle], &key))
+      low = middle + 1;
+    else
+      high = middle;
+  }
+  if (kvrelay_consumer_load_get(c, low, &view) != KVRELAY_OK || !view.usable ||
+      !kvrelay_producer_equal(&view.entry->producer, producer))
+    return;
+  out->load_known = true;
+  out->kv_used_blocks = view.entry->kv_used_blocks;
+  out->total_kv_blocks = view.entry->total_kv_blocks;
+}
+
+/* What the other planes say of a pool, for one of its registrations; NULL = its base model. */
+static kvrelay_serving_view kvrelay_serving_view_(const kvrelay_consumer *c, uint32_t pool,
+                                                  const kvrelay_registration *r, uint64_t now_ns) {
+  const kvrelay_descriptor *const d = &kvrelay_consumer_now_(c)->pools[pool];
+  kvrelay_serving_view out;
+  kvrelay_plane_view plane;
+  size_t i;
+  KVRELAY_MEMSET(&out, 0, sizeof out);
+  for (i = 0; r == NULL && i < d->registrations_len; i++)
+    if (d->registrations[i].target.kind == KVRELAY_TARGET_BASE)
+      r = &d->registrations[i];
+  if (kvrelay_consumer_readiness(c, now_ns, &plane) && !plane.stale && r != NULL)
+    out.entry = kvrelay_readiness_find_(&c->readiness_, d->serving_endpoint.namespace_,
+                                        r->target.base_model);
+  out.readiness_age_ns = plane.age_ns;
+  if (out.entry != NULL)
+    out.readiness = kvrelay_readiness_of_(out.entry, r);
+  if (kvrelay_consumer_load(c, now_ns, &plane) && !plane.stale &&
+      kvrelay_consumer_now_(c)->verdicts[pool].class_ == KVRELAY_CLASS_OK)
+    kvrelay_load_of_(c, &d->producer, &out);
+  out.load_age_ns = plane.age_ns;
+  return out;
 }
 
 KVRELAY_API int kvrelay_consumer_pool_get(const kvrelay_consumer *c, uint32_t i, uint64_t now_ns,
@@ -5691,6 +6184,7 @@ KVRELAY_API int kvrelay_consumer_pool_get(const kvrelay_consumer *c, uint32_t i,
           ? p->stream.retry_ns
           : KVRELAY_TIME_NONE;
   out->words = ckf_replica_words(&p->replica);
+  out->serving = kvrelay_serving_view_(c, i, NULL, now_ns);
   return KVRELAY_OK;
 }
 
@@ -5804,8 +6298,10 @@ static void kvrelay_answer_keep_(kvrelay_answer *answers, size_t cap, size_t cou
 }
 
 /* What is known of one pool without looking into its filter. */
-static kvrelay_answer kvrelay_answer_start_(const kvrelay_consumer *c, uint32_t pool,
-                                            size_t tokens_len, uint64_t now_ns) {
+static kvrelay_answer kvrelay_answer_start_(const kvrelay_consumer *c,
+                                            const kvrelay_consumer_name_ *name, size_t tokens_len,
+                                            uint64_t now_ns) {
+  const uint32_t pool = name->pool;
   const kvrelay_catalog_copy_ *const now = kvrelay_consumer_now_(c);
   const kvrelay_semantics *const s = &now->pools[pool].query_semantics;
   const kvrelay_consumer_pool_ *const p = &c->slots_[now->slots[pool]];
@@ -5818,7 +6314,7 @@ static kvrelay_answer kvrelay_answer_start_(const kvrelay_consumer *c, uint32_t 
                                           : KVRELAY_ANSWER_UNSUPPORTED;
   a.block_size = s->kv_block_size;
   a.complete_blocks = hashfmt_block_count(s->hash_format, s->kv_block_size, tokens_len);
-  a.age_ns = live ? kvrelay_slot_age_(p, now_ns) : KVRELAY_TIME_NONE;
+  a.age_ns = live ? kvrelay_age_(p->last_frame_ns, now_ns) : KVRELAY_TIME_NONE;
   a.stale = kvrelay_slot_stale_(c, p, now_ns);
   return a;
 }
@@ -5841,13 +6337,14 @@ KVRELAY_API ptrdiff_t kvrelay_consumer_query(const kvrelay_consumer *c, const kv
     return rc;
   ahead = run;
   while ((name = kvrelay_run_next_(&ahead)) != NULL)
-    if (kvrelay_answer_start_(c, name->pool, q->tokens_len, now_ns).complete_blocks > scratch_len)
+    if (kvrelay_answer_start_(c, name, q->tokens_len, now_ns).complete_blocks > scratch_len)
       return KVRELAY_ERR_NOSPACE;
   if (run.target->kind == KVRELAY_TARGET_LORA)
     lora = run.target->adapter;
   seed = hashfmt_seed(lora.ptr, lora.len, q->cache_namespace.ptr, q->cache_namespace.len);
   for (; (name = kvrelay_run_next_(&run)) != NULL; count++) {
-    kvrelay_answer answer = kvrelay_answer_start_(c, name->pool, q->tokens_len, now_ns);
+    kvrelay_answer answer = kvrelay_answer_start_(c, name, q->tokens_len, now_ns);
+    answer.serving = kvrelay_serving_view_(c, name->pool, name->registration, now_ns);
     if (answer.state == KVRELAY_ANSWER_KNOWN && answer.complete_blocks != 0) {
       const kvrelay_semantics *const s = &now->pools[name->pool].query_semantics;
       const ckf_replica *const replica = &c->slots_[now->slots[name->pool]].replica;

@@ -167,6 +167,8 @@ static int take_message(kvrelay_client *cl, uint32_t call, int32_t method, const
     kvrelay_relay_info info;
     kvrelay_catalog_update catalog;
     kvrelay_filter_update filter;
+    kvrelay_readiness_update readiness;
+    kvrelay_load_update load;
   } m;
   int err = KVRELAY_ERR_UNSUPPORTED;
   switch (method) {
@@ -184,6 +186,16 @@ static int take_message(kvrelay_client *cl, uint32_t call, int32_t method, const
     err = kvrelay_pb_decode_filter(bytes, len, &arena, &m.filter);
     if (!err)
       (void)kvrelay_consumer_feed_filter(cl->cfg.consumer, call, &m.filter, now_ns);
+    break;
+  case KVRELAY_METHOD_SUBSCRIBE_READINESS:
+    err = kvrelay_pb_decode_readiness(bytes, len, &arena, &m.readiness);
+    if (!err)
+      (void)kvrelay_consumer_feed_readiness(cl->cfg.consumer, call, &m.readiness, now_ns);
+    break;
+  case KVRELAY_METHOD_SUBSCRIBE_LOAD:
+    err = kvrelay_pb_decode_load(bytes, len, &arena, &m.load);
+    if (!err)
+      (void)kvrelay_consumer_feed_load(cl->cfg.consumer, call, &m.load, now_ns);
     break;
   default:
     break;

@@ -117,14 +117,14 @@ typedef struct kit {
   void *mem;
   uint64_t now;
   bool deny; /* no replica memory */
-  uint32_t info, watch;
+  uint32_t info, watch, readiness, load;
   uint32_t calls[KIT_POOLS]; /* filter call opened last, by index in the catalog of that moment */
   kvrelay_producer wanted[KIT_POOLS];
   uint32_t open[KIT_CALLS]; /* calls that are neither cancelled nor ended */
   size_t open_len;
   void *given[KIT_CALLS]; /* memory that was not given back */
   size_t given_len;
-  size_t opened, infos, watches, cancels, needs, frees, reconnects, stops;
+  size_t opened, infos, watches, readinesses, loads, cancels, needs, frees, reconnects, stops;
 } kit;
 
 static UNUSED void kit_drop(uint32_t *list, size_t *len, uint32_t value) {
@@ -141,6 +141,7 @@ static UNUSED kvrelay_consumer_config kit_config(void) {
   cfg.subscriber_id = text("consumer-a");
   cfg.max_pools = KIT_POOLS;
   cfg.catalog_bytes = 1 << 20;
+  cfg.follow_readiness = cfg.follow_load = false; /* test_consumer_planes.c follows them */
   return cfg;
 }
 
@@ -173,6 +174,12 @@ static UNUSED void kit_act(kit *k, const kvrelay_action *a) {
     if (a->request.method == KVRELAY_METHOD_WATCH_CATALOG) {
       k->watch = a->call;
       k->watches++;
+    } else if (a->request.method == KVRELAY_METHOD_SUBSCRIBE_READINESS) {
+      k->readiness = a->call;
+      k->readinesses++;
+    } else if (a->request.method == KVRELAY_METHOD_SUBSCRIBE_LOAD) {
+      k->load = a->call;
+      k->loads++;
     } else {
       cr_assert_eq(a->request.method, KVRELAY_METHOD_SUBSCRIBE_POOL);
       cr_assert_eq(kvrelay_check_producer(&a->request.expected_producer).class_, KVRELAY_CLASS_OK);

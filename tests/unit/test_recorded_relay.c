@@ -120,7 +120,7 @@ typedef struct follower {
   kvrelay_consumer consumer;
   void *mem;
   uint64_t now_ns;
-  uint32_t info_call, catalog_call, filter_call;
+  uint32_t info_call, catalog_call, readiness_call, load_call, filter_call;
   kvrelay_producer wanted; /* producer of the filter call */
   kvrelay_pb_arena arena;
 } follower;
@@ -154,6 +154,11 @@ static void follower_run(follower *f, void **replicas, size_t *count) {
       f->info_call = a.call;
     else if (a.kind == KVRELAY_ACTION_CALL && a.request.method == KVRELAY_METHOD_WATCH_CATALOG)
       f->catalog_call = a.call;
+    else if (a.kind == KVRELAY_ACTION_CALL &&
+             a.request.method == KVRELAY_METHOD_SUBSCRIBE_READINESS)
+      f->readiness_call = a.call;
+    else if (a.kind == KVRELAY_ACTION_CALL && a.request.method == KVRELAY_METHOD_SUBSCRIBE_LOAD)
+      f->load_call = a.call;
     else if (a.kind == KVRELAY_ACTION_CALL) {
       f->filter_call = a.call;
       f->wanted = a.request.expected_producer;

@@ -315,7 +315,125 @@ static int run_load(const json_t *v, char *why, size_t why_cap) {
   return result;
 }
 
+/* ---- a consumer that is given one message of a plane ---- */
+
+typedef struct asker {
+  kvrelay_consumer consumer;
+  void *mem;
+  uint32_t readiness, load; /* calls */
+  bool in_force, closed, stopped;
+} asker;
+
+static bool asker_open(asker *a) {
+  memset(a, 0, sizeof *a);
+  kvrelay_consumer_config cfg = kvrelay_consumer_config_default();
+  const size_t len = kvrelay_consumer_mem_size(&cfg);
+  a->mem = malloc(len);
+  if (!a->mem || kvrelay_consumer_init(&a->consumer, &cfg, a->mem, len, 0) != KVRELAY_OK)
+    return false;
+  kvrelay_consumer_connected(&a->consumer, 1);
+  kvrelay_action action;
+  while (kvrelay_consumer_action_next(&a->consumer, 1, &action) == 1) {
+    if (action.request.method == KVRELAY_METHOD_SUBSCRIBE_READINESS)
+      a->readiness = action.call;
+    if (action.request.method == KVRELAY_METHOD_SUBSCRIBE_LOAD)
+      a->load = action.call;
+  }
+  return a->readiness != 0 && a->load != 0;
+}
+
+static const char *asker_plane(asker *a) {
+  kvrelay_event_out event;
+  while (kvrelay_consumer_event_next(&a->consumer, &event) == 1) {
+    a->in_force |= event.kind == KVRELAY_EVENT_READINESS || event.kind == KVRELAY_EVENT_LOAD;
+    a->closed |=
+        event.kind == KVRELAY_EVENT_READINESS_VOID || event.kind == KVRELAY_EVENT_LOAD_VOID;
+    a->stopped |= event.kind == KVRELAY_EVENT_STOPPED;
+  }
+  return a->stopped ? "stop" : a->closed ? "plane_invalid" : a->in_force ? "ok" : "?";
+}
+
+static const char *class_name(uint8_t class_) {
+  static const char *const names[] = {"ok", "invalid", "unsupported", "envelope"};
+  return names[class_];
+}
+
+static int judge_readiness_plane(asker *a, const json_t *v, char *why, size_t why_cap) {
+  const char *plane = asker_plane(a);
+  kvrelay_plane_view view;
+  const bool in_force = kvrelay_consumer_readiness(&a->consumer, 1, &view);
+  const json_t *entries = json_object_get(v, "entries");
+  ENSURE(strcmp(plane, vec_str(vec_get(v, "plane"))) == 0, "plane %s", plane);
+  ENSURE(in_force == (entries != NULL), "in force");
+  ENSURE(!in_force || view.len == json_array_size(entries), "%" PRIu32 " entries", view.len);
+  for (uint32_t i = 0; in_force && i < view.len; i++) {
+    kvrelay_entry_view entry;
+    ENSURE(kvrelay_consumer_readiness_get(&a->consumer, i, &entry) == KVRELAY_OK, "get");
+    ENSURE(strcmp(class_name(entry.verdict.class_),
+                  vec_str(vec_get(json_array_get(entries, i), "class"))) == 0,
+           "entry %" PRIu32 " is %s", i, class_name(entry.verdict.class_));
+  }
+  return VEC_PASSED;
+}
+
+static int run_readiness_verdict(const json_t *v, char *why, size_t why_cap) {
+  static uint8_t arena_mem[1 << 16];
+  kvrelay_pb_arena arena = {arena_mem, sizeof arena_mem, 0};
+  kvrelay_readiness_update m;
+  size_t len;
+  uint8_t *bytes = vec_hex(vec_get(v, "hex"), &len);
+  asker a;
+  const bool ok = kvrelay_pb_decode_readiness(bytes, len, &arena, &m) == KVRELAY_OK &&
+                  asker_open(&a) &&
+                  kvrelay_consumer_feed_readiness(&a.consumer, a.readiness, &m, 1) == KVRELAY_OK;
+  const int result =
+      ok ? judge_readiness_plane(&a, v, why, why_cap) : vec_fail(why, why_cap, "no way to feed it");
+  if (ok)
+    free(a.mem);
+  free(bytes);
+  return result;
+}
+
+/* Load entries come out by producer, those that are set aside last. */
+static int judge_load_plane(asker *a, const json_t *v, char *why, size_t why_cap) {
+  const char *plane = asker_plane(a);
+  kvrelay_plane_view view;
+  const bool in_force = kvrelay_consumer_load(&a->consumer, 1, &view);
+  const json_t *pools = json_object_get(v, "pools");
+  ENSURE(strcmp(plane, vec_str(vec_get(v, "plane"))) == 0, "plane %s", plane);
+  ENSURE(in_force == (pools != NULL), "in force");
+  ENSURE(!in_force || view.len == json_array_size(pools), "%" PRIu32 " pools", view.len);
+  for (uint32_t i = 0; in_force && i < view.len; i++) {
+    const json_t *want = json_array_get(pools, i);
+    kvrelay_load_view load;
+    ENSURE(kvrelay_consumer_load_get(&a->consumer, i, &load) == KVRELAY_OK, "get");
+    ENSURE(strcmp(class_name(load.verdict.class_), vec_str(vec_get(want, "class"))) == 0,
+           "pool %" PRIu32 " is %s", i, class_name(load.verdict.class_));
+    ENSURE(load.usable == json_is_true(json_object_get(want, "usable")), "usable");
+  }
+  return VEC_PASSED;
+}
+
+static int run_load_verdict(const json_t *v, char *why, size_t why_cap) {
+  static uint8_t arena_mem[1 << 16];
+  kvrelay_pb_arena arena = {arena_mem, sizeof arena_mem, 0};
+  kvrelay_load_update m;
+  size_t len;
+  uint8_t *bytes = vec_hex(vec_get(v, "hex"), &len);
+  asker a;
+  const bool ok = kvrelay_pb_decode_load(bytes, len, &arena, &m) == KVRELAY_OK && asker_open(&a) &&
+                  kvrelay_consumer_feed_load(&a.consumer, a.load, &m, 1) == KVRELAY_OK;
+  const int result =
+      ok ? judge_load_plane(&a, v, why, why_cap) : vec_fail(why, why_cap, "no way to feed it");
+  if (ok)
+    free(a.mem);
+  free(bytes);
+  return result;
+}
+
 const vec_kind vec_planes_groups[] = {
+    {"readiness_verdicts", run_readiness_verdict},
+    {"load_verdicts", run_load_verdict},
     {"readiness", run_readiness},
     {"adapter_readiness", run_adapter_readiness},
     {"load", run_load},
