@@ -1467,6 +1467,9 @@ KVRELAY_API void kvrelay_source_count(kvrelay_source *s, int count, uint64_t n);
 /* False = partial: blocks of this rank may exist that the relay does not know; also for a foreign
  * rank. */
 KVRELAY_API bool kvrelay_source_complete(const kvrelay_source *s, uint32_t rank);
+/* Engine hashes with more than one physical copy (events 9.1); a scan of all mappings.  Many of
+ * them on an engine that announces reused blocks again call for `deduplicated`. */
+KVRELAY_API uint64_t kvrelay_source_copied(const kvrelay_source *s);
 /* Forgets everything this source brought, all ranks that it named (source removed, disconnected too
  * long). */
 KVRELAY_API KVRELAY_MUST_USE int kvrelay_source_clear(kvrelay_source *s, uint64_t now_ns);
@@ -8338,6 +8341,19 @@ static int kvrelay_stored_(kvrelay_source *s, uint32_t rank, const kvrelay_engin
   if (ev->pair_gap)
     kvrelay_count_(s, KVRELAY_COUNT_PAIR_GAP);
   return kvrelay_apply_store_(s, &st);
+}
+
+KVRELAY_API uint64_t kvrelay_source_copied(const kvrelay_source *s) {
+  uint64_t copied = 0;
+  for (uint32_t i = 0; i < s->cfg_.ranks; i++) {
+    ckf_member member = kvrelay_member_(s, s->cfg_.rank_start + i);
+    ckf_mapping m;
+    if ((s->ranks_[i] & KVRELAY_RANK_SEEN_) == 0)
+      continue; /* another stream's */
+    for (uint32_t at = 0; ckf_producer_mapping_next(s->state_, &member, &at, &m) == 1;)
+      copied += (m.tag & KVRELAY_TAG_COPIES_) > 1;
+  }
+  return copied;
 }
 
 /* Removes what the scratch holds. */

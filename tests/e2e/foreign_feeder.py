@@ -211,6 +211,21 @@ def lost_batches(topics):
     engine.close()
 
 
+def long_replay():
+    """A ROUTER drops what does not fit its high-water mark: a long buffer comes in pieces if the reader is slow, and whole."""
+    engine = ReplayEngine(high_water=100)
+    for n in range(2_000):  # one block at a time: it goes with the next batch
+        engine.send(([removed([n - 1])] if n else []) + [stored([n], [n] * BLOCK, BLOCK)])
+    source = ["type: engine", f"endpoint: {engine.endpoint}", f"replay: {engine.replay_endpoint}", "replay_timeout_s: 1"]
+    with Daemon(pool_yaml([(7, 0, 1, source)], block_size=BLOCK)) as daemon:
+        watcher = Watcher(daemon.address, "watcher")
+        check("a long buffer comes whole", watcher.wait(lambda r: depth(r, [1_999] * BLOCK) == 1, 60), watcher.error)
+        check("and nothing but its end is held", watcher.wait(lambda r: r.filter().occupied() == 1), watcher.replica.filter().occupied())
+        check("nothing of it was lost", not any(reason in line for line in daemon.lines for reason in ("=loss", "=restart", "=orphan", "=unknown_removal", "=token_surplus")), daemon.lines[-5:])
+        watcher.close()
+    engine.close()
+
+
 def recovered_by_overlap():
     """After a broken connection the batch applied last tells whether the process is the same; its blocks stay if so."""
     engine = ReplayEngine()
@@ -287,6 +302,7 @@ def main():
     lost_batches(topics=True)
     lost_batches(topics=False)
     recovered_by_overlap()
+    long_replay()
     for name in ("vllm0.32.0_plain", "vllm0.23.0_plain", "vllm0.32.0_evict", "vllm0.32.0_reset", "vllm0.32.0_lora", "vllm0.32.0_salt"):
         replay_recording(name)
     finish()

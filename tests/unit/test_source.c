@@ -774,8 +774,11 @@ Test(behaviours, B42_copies) {
     for (int i = 0; i < copies; i++)
       OK(feed_stored(f, 0, plain(HASHES(1), 0, 4)));
     cr_assert_eq(owners_of(f, CANON_4), 1, "copies are no owners");
+    OK(feed_stored(f, 1, plain(HASHES(2), 40, 4)));
+    cr_assert_eq(kvrelay_source_copied(&f->source), 1);
     OK(feed_removed(f, 0, HASHES(1, 1)));
     cr_assert_eq(blocks_of(f, 0), copies == 3 ? 1 : 0);
+    cr_assert_eq(kvrelay_source_copied(&f->source), 0);
     CLEAN(f);
     OK(feed_removed(f, 0, HASHES(1)));
     COUNTED(f, UNKNOWN_REMOVAL, copies == 3 ? 0 : 1);

@@ -88,7 +88,7 @@ class ReplayEngine(Engine):
 
     END = struct.pack(">Q", 2**64 - 1)
 
-    def __init__(self, endpoint="tcp://127.0.0.1:*", replay_endpoint="tcp://127.0.0.1:*", topics=True):
+    def __init__(self, endpoint="tcp://127.0.0.1:*", replay_endpoint="tcp://127.0.0.1:*", topics=True, high_water=1000):
         super().__init__(endpoint)
         self.buffer = []
         self.requests = []
@@ -96,6 +96,7 @@ class ReplayEngine(Engine):
         self.topics = topics
         self.router = self.context.socket(zmq.ROUTER)
         self.router.setsockopt(zmq.LINGER, 0)
+        self.router.setsockopt(zmq.SNDHWM, high_water)
         self.router.bind(replay_endpoint)
         self.replay_endpoint = self.router.getsockopt(zmq.LAST_ENDPOINT).decode().rstrip("\0")
         self.closing = False
