@@ -137,11 +137,32 @@ static const char *answer_text(const kvrelay_answer *a, const kvrelay_pool_view 
   return out;
 }
 
+static const char *readiness_text(const kvrelay_serving_view *v) {
+  return v->readiness == KVRELAY_READY_READY         ? "ready"
+         : v->readiness == KVRELAY_READY_UNAVAILABLE ? "unavailable"
+                                                     : "unknown";
+}
+
+static json_t *age_or_null(uint64_t age_ns) {
+  return age_ns == KVRELAY_TIME_NONE ? json_null() : json_real((double)age_ns / 1e6);
+}
+
+/* What is not known has no number: nobody may read it as 0. */
+static void add_serving(json_t *answer, const kvrelay_serving_view *v) {
+  json_object_set_new(answer, "readiness", json_string(readiness_text(v)));
+  json_object_set_new(answer, "readiness_age_ms", age_or_null(v->readiness_age_ns));
+  json_object_set_new(answer, "kv_used_blocks",
+                      v->load_known ? json_integer((json_int_t)v->kv_used_blocks) : json_null());
+  json_object_set_new(answer, "total_kv_blocks",
+                      v->load_known ? json_integer((json_int_t)v->total_kv_blocks) : json_null());
+  json_object_set_new(answer, "load_age_ms", age_or_null(v->load_age_ns));
+}
+
 static void show_table(const question *q) {
-  static const char *const header[] = {"POOL",   "BLOCK", "BLOCKS", "FOUND",
-                                       "TOKENS", "AGE",   "ANSWER"};
+  static const char *const header[] = {"POOL", "BLOCK", "BLOCKS", "FOUND", "TOKENS",
+                                       "AGE",  "READY", "LOAD",   "ANSWER"};
   table t;
-  table_init(&t, 7, header);
+  table_init(&t, 9, header);
   for (size_t i = 0; i < q->len; i++) {
     const kvrelay_answer *a = &q->answers[i];
     kvrelay_pool_view v;
@@ -157,7 +178,13 @@ static void show_table(const question *q) {
       table_cell(&t, 4, "%" PRIu64, a->depth_blocks * a->block_size);
       table_cell(&t, 5, "%.1f s%s", (double)a->age_ns / 1e9, a->stale ? " (stale)" : "");
     }
-    table_cell(&t, 6, "%s", answer_text(a, &v, text));
+    table_cell(&t, 6, "%s", readiness_text(&a->serving));
+    if (a->serving.load_known)
+      table_cell(&t, 7, "%" PRIu64 "/%" PRIu64, a->serving.kv_used_blocks,
+                 a->serving.total_kv_blocks);
+    else
+      table_cell(&t, 7, "unknown");
+    table_cell(&t, 8, "%s", answer_text(a, &v, text));
   }
   printf("model %s%s%s%s%s, %zu tokens\n", q->s->o->model,
          q->s->o->adapter != NULL ? ", adapter " : "",
@@ -194,6 +221,7 @@ static void show_json(const question *q) {
                               : json_null());
     json_object_set_new(answer, "age_ms", known ? json_real((double)a->age_ns / 1e6) : json_null());
     json_object_set_new(answer, "stale", json_boolean(a->stale));
+    add_serving(answer, &a->serving);
     json_object_set_new(answer, "answer", json_string(answer_text(a, &v, text)));
     json_array_append_new(list, answer);
   }

@@ -41,6 +41,10 @@ static const cyaml_strval_t roles[] = {{"legacy", KVRELAY_ROLE_LEGACY},
                                        {"decode", KVRELAY_ROLE_DECODE},
                                        {"encode", KVRELAY_ROLE_ENCODE},
                                        {"aggregated", KVRELAY_ROLE_AGGREGATED}};
+static const cyaml_strval_t live[] = {{"auto", CONFIG_LIVE_AUTO},
+                                      {"yes", CONFIG_LIVE_YES},
+                                      {"no", CONFIG_LIVE_NO},
+                                      {"unknown", CONFIG_LIVE_UNKNOWN}};
 static const cyaml_strval_t hash_formats[] = {{"standard", HASHFMT_FORMAT_STANDARD},
                                               {"eagle", HASHFMT_FORMAT_EAGLE}};
 
@@ -91,6 +95,10 @@ static const cyaml_schema_field_t worker_fields[] = {
     CYAML_FIELD_UINT("rank_start", CYAML_FLAG_OPTIONAL, config_worker, rank_start),
     CYAML_FIELD_UINT_PTR("ranks", CYAML_FLAG_POINTER | CYAML_FLAG_OPTIONAL, config_worker,
                          ranks_given),
+    CYAML_FIELD_UINT("total_kv_blocks", CYAML_FLAG_OPTIONAL, config_worker, total_kv_blocks),
+    CYAML_FIELD_ENUM("live", CYAML_FLAG_OPTIONAL | CYAML_FLAG_STRICT, config_worker, live, live,
+                     CYAML_ARRAY_LEN(live)),
+    CYAML_FIELD_IGNORE("needs", CYAML_FLAG_OPTIONAL), /* lists of lists, see read_needs */
     CYAML_FIELD_SEQUENCE("adapters", CYAML_FLAG_POINTER | CYAML_FLAG_OPTIONAL, config_worker,
                          adapters, &text_entry, 0, CONFIG_LIST_MAX),
     CYAML_FIELD_MAPPING("events", CYAML_FLAG_OPTIONAL, config_worker, events, events_fields),
@@ -297,6 +305,53 @@ static config_map_entry *read_map(yaml_doc *doc, const char *path, unsigned *cou
   return map;
 }
 
+static int32_t role_named(const char *name) {
+  for (size_t i = 0; name != NULL && i < CYAML_ARRAY_LEN(roles); i++)
+    if (strcmp(roles[i].str, name) == 0)
+      return (int32_t)roles[i].val;
+  return 0;
+}
+
+/* One alternative; false when it is not a list of 1 to 5 different roles. */
+static bool read_need(yaml_doc *doc, yaml_node_t *node, config_need *need) {
+  if (node->type != YAML_SEQUENCE_NODE)
+    return false;
+  const yaml_node_item_t *item = node->data.sequence.items.start;
+  for (; item < node->data.sequence.items.top; item++) {
+    size_t len;
+    const int32_t role =
+        role_named(yaml_doc_text(yaml_document_get_node(&doc->document, *item), &len));
+    for (size_t i = 0; i < need->len; i++)
+      if (need->roles[i] == role)
+        return false;
+    if (role == 0 || need->len == CYAML_ARRAY_LEN(need->roles))
+      return false;
+    need->roles[need->len++] = role;
+  }
+  return need->len != 0;
+}
+
+static void read_needs(yaml_doc *doc, config_worker *w, const char *path) {
+  yaml_node_t *node = yaml_doc_find(doc, path);
+  if (node == NULL)
+    return;
+  const size_t count =
+      node->type == YAML_SEQUENCE_NODE
+          ? (size_t)(node->data.sequence.items.top - node->data.sequence.items.start)
+          : 0;
+  w->needs = count == 0 || count > CONFIG_LIST_MAX ? NULL : calloc(count, sizeof *w->needs);
+  for (; w->needs != NULL && w->needs_count < count; w->needs_count++)
+    if (!read_need(
+            doc,
+            yaml_document_get_node(&doc->document, node->data.sequence.items.start[w->needs_count]),
+            &w->needs[w->needs_count]))
+      break;
+  if (count == 0 || w->needs_count < count)
+    yaml_doc_error(doc, path,
+                   "must be a list of alternatives, each a list of different roles, for example "
+                   "[[decode], [aggregated]]");
+}
+
 /* Limits of what waits behind a gap. */
 static void check_replay(yaml_doc *doc, config_events *ev, const char *path) {
   const kvrelay_source_config standard = kvrelay_source_config_default();
@@ -373,6 +428,7 @@ static void check_worker(yaml_doc *doc, config_endpoint *e, unsigned index, cons
       yaml_doc_error(doc, place(at, "%s/adapters/%u", path, i),
                      "no adapter of this endpoint has the id '%s'", w->adapters[i]);
   }
+  read_needs(doc, w, place(at, "%s/needs", path));
   check_events(doc, &w->events, place(at, "%s/events", path));
   if (w->ranks >= 1)
     check_source_address(doc, w, w->events.endpoint, "endpoint", path);
@@ -462,6 +518,8 @@ static void free_loaded(config *c) {
       free(e->routing_scope[j].key);
       free(e->routing_scope[j].value);
     }
+    for (unsigned j = 0; j < e->workers_count; j++)
+      free(e->workers[j].needs);
     free(e->semantics);
     free(e->routing_scope);
   }

@@ -36,12 +36,24 @@ typedef struct config_events {
   uint64_t *disconnect_keep_s_given;
 } config_events;
 
+enum config_live { CONFIG_LIVE_AUTO = 0, CONFIG_LIVE_YES, CONFIG_LIVE_NO, CONFIG_LIVE_UNKNOWN };
+
+/* Roles one alternative of `needs` wants present. */
+typedef struct config_need {
+  int32_t roles[5];
+  size_t len;
+} config_need;
+
 typedef struct config_worker {
   uint64_t id;
   int32_t role; /* enum kvrelay_role */
   uint32_t rank_start;
   uint32_t ranks;
   uint32_t *ranks_given;
+  uint64_t total_kv_blocks; /* per rank, 0 = unknown */
+  int live;                 /* enum config_live */
+  config_need *needs;       /* alternatives; read beside the schema */
+  unsigned needs_count;
   char **adapters; /* ids of the endpoint's adapters that this worker carries */
   unsigned adapters_count;
   config_events events;

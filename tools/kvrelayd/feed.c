@@ -41,6 +41,7 @@ int feed_open(feed *f, struct served_pool *pool, const config_worker *worker, ui
   f->pool = pool;
   f->worker = worker;
   f->rank = rank;
+  f->link_ns = now_ns;
   snprintf(f->name, sizeof f->name, "%s/%" PRIu64 ".%" PRIu32, pool->name, worker->id, rank);
   kvrelay_source_config c = source_config(f);
   f->source_len = kvrelay_source_mem_size(&c);
@@ -51,6 +52,25 @@ int feed_open(feed *f, struct served_pool *pool, const config_worker *worker, ui
     return 71;
   }
   return 0;
+}
+
+#define LIVENESS_GRACE_NS UINT64_C(10000000000) /* of an engine that was never reached */
+#define LIVENESS_DOWN_NS UINT64_C(5000000000)   /* of one that was lost */
+
+uint64_t feed_liveness_deadline_ns(const feed *f) {
+  if (f->worker->events.type != CONFIG_EVENTS_ENGINE || f->link == FEED_UP)
+    return KVRELAY_TIME_NONE;
+  return f->link_ns + (f->link == FEED_LOST ? LIVENESS_DOWN_NS : LIVENESS_GRACE_NS);
+}
+
+int32_t feed_liveness(const feed *f, uint64_t now_ns) {
+  if (f->worker->events.type != CONFIG_EVENTS_ENGINE)
+    return KVRELAY_LIVENESS_UNKNOWN; /* a recording tells nothing of today */
+  if (f->link == FEED_UP)
+    return KVRELAY_LIVENESS_LIVE;
+  if (now_ns >= feed_liveness_deadline_ns(f))
+    return KVRELAY_LIVENESS_DEAD;
+  return f->link == FEED_LOST ? KVRELAY_LIVENESS_LIVE : KVRELAY_LIVENESS_UNKNOWN;
 }
 
 void feed_close(feed *f) {

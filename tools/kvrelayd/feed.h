@@ -9,6 +9,8 @@
 
 struct served_pool;
 
+enum feed_link { FEED_NEVER = 0, FEED_UP, FEED_LOST };
+
 typedef struct feed {
   kvrelay_zmq_listener listener; /* first: the socket's view of this feed */
   kvrelay_zmq_listener replies;  /* the replay socket's */
@@ -21,6 +23,8 @@ typedef struct feed {
   size_t source_len;
   kvrelay_zmq_sub *socket;    /* engine only */
   kvrelay_zmq_replay *replay; /* NULL: the engine cannot be asked again */
+  int link;                   /* of the engine: FEED_ */
+  uint64_t link_ns;           /* since when */
   uint64_t down_ns; /* since when the engine cannot be reached; 0 = it can, or nothing is known */
   bool dirty;       /* batches were applied since the pool was told */
   uint64_t logged[KVRELAY_COUNT_LEN]; /* counts as of the last line about each */
@@ -43,6 +47,10 @@ void feed_turn(feed *f, uint64_t now_ns);
 /* After each turn of the loop: asks for what is missing; an answer that stays away ends, and a
  * source that cannot be reached for too long loses its blocks. */
 void feed_tick(feed *f, uint64_t now_ns);
+/* Whether the worker is alive, as far as its event connection tells: enum kvrelay_liveness. */
+int32_t feed_liveness(const feed *f, uint64_t now_ns);
+/* When that may change by itself, KVRELAY_TIME_NONE = never. */
+uint64_t feed_liveness_deadline_ns(const feed *f);
 /* One log line for every reason that reached a new power of two. */
 void feed_report(feed *f);
 

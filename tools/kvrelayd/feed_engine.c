@@ -35,6 +35,9 @@ static void on_bad_frames(kvrelay_zmq_listener *self, uint64_t now_ns) {
 static void on_connection(kvrelay_zmq_listener *self, bool connected, uint64_t now_ns) {
   feed *f = (feed *)(void *)self;
   f->down_ns = connected ? 0 : now_ns;
+  f->link = connected ? FEED_UP : f->link == FEED_NEVER ? FEED_NEVER : FEED_LOST;
+  if (f->link != FEED_NEVER)
+    f->link_ns = now_ns;
   int err = kvrelay_source_connection(&f->source, connected, now_ns);
   if (feed_drain(f, err, now_ns) != KVRELAY_OK)
     serve_pool_fence(f->pool, now_ns);

@@ -66,6 +66,25 @@ static ckf_producer_config producer_config(const plan_pool *p) {
   return cfg;
 }
 
+/* The ranks of all workers; what they use nobody reports yet. */
+static int declare_ranks(served_pool *pool) {
+  const config_endpoint *e = pool->plan->endpoint;
+  kvrelay_rank_range *ranges = calloc(e->workers_count + 1u, sizeof *ranges);
+  if (ranges == NULL)
+    return KVRELAY_ERR_NOSPACE;
+  for (unsigned i = 0; i < e->workers_count; i++)
+    ranges[i] = (kvrelay_rank_range){e->workers[i].id, e->workers[i].rank_start,
+                                     e->workers[i].ranks, e->workers[i].total_kv_blocks};
+  if (pool->ranks_mem == NULL) {
+    pool->ranks_len = kvrelay_pool_ranks_mem_size(ranges, e->workers_count);
+    pool->ranks_mem = serve_pages(pool->serve, pool->ranks_len);
+  }
+  int err = kvrelay_pool_set_ranks(pool->pool, ranges, e->workers_count, pool->ranks_mem,
+                                   pool->ranks_len);
+  free(ranges);
+  return err;
+}
+
 static int publish(served_pool *pool, uint64_t now_ns) {
   serve *s = pool->serve;
   const kvrelay_descriptor *d = &pool->plan->descriptor;
@@ -77,6 +96,8 @@ static int publish(served_pool *pool, uint64_t now_ns) {
   if (err == CKF_OK)
     err = kvrelay_relay_pool_add(&s->relay, d, &pool->producer, pool->pool_mem,
                                  kvrelay_relay_pool_mem_size(&s->relay, d), now_ns, &pool->pool);
+  if (err == KVRELAY_OK)
+    err = declare_ranks(pool);
   if (err != KVRELAY_OK)
     log_event(LOG_ERROR, "pool_not_published", "pool=%s error=\"%s\"", pool->name,
               err <= -200 ? ckf_strerror(err) : kvrelay_strerror(err));
@@ -155,14 +176,19 @@ void serve_poll(serve *s, uint64_t now_ns) {
   for (unsigned i = 0; i < s->pools_count; i++)
     for (unsigned j = 0; j < s->pools[i].feeds_count; j++)
       feed_tick(&s->pools[i].feeds[j], now_ns);
+  topology_poll(&s->topology, s, now_ns);
+  s->polled_ns = now_ns;
 }
 
 uint64_t serve_deadline_ns(const serve *s) {
   uint64_t at_ns = kvrelay_relay_deadline_ns(&s->relay);
   for (unsigned i = 0; i < s->pools_count; i++)
     for (unsigned j = 0; j < s->pools[i].feeds_count; j++) {
-      uint64_t due_ns = kvrelay_source_deadline_ns(&s->pools[i].feeds[j].source);
+      const feed *f = &s->pools[i].feeds[j];
+      uint64_t due_ns = kvrelay_source_deadline_ns(&f->source);
       at_ns = due_ns < at_ns ? due_ns : at_ns;
+      due_ns = feed_liveness_deadline_ns(f);
+      at_ns = due_ns < at_ns && due_ns > s->polled_ns ? due_ns : at_ns;
     }
   return at_ns;
 }
@@ -215,9 +241,10 @@ static int read_traces(serve *s, const char *config_dir) {
   return code;
 }
 
-int serve_open(serve *s, const plan *p, const char *config_dir) {
+int serve_open(serve *s, const config *c, const plan *p, const char *config_dir) {
   uint64_t now_ns = serve_now_ns();
   memset(s, 0, sizeof *s);
+  s->plan = p;
   s->pools = calloc(p->pools_count + 1u, sizeof *s->pools);
   int code = s->pools == NULL ? 71 : open_relay(s, p, now_ns);
   if (code == 0)
@@ -232,6 +259,10 @@ int serve_open(serve *s, const plan *p, const char *config_dir) {
               s->pools_count);
     code = read_traces(s, config_dir);
   }
+  if (code == 0)
+    code = topology_open(&s->topology, c, p);
+  if (code == 0)
+    topology_poll(&s->topology, s, now_ns);
   return code;
 }
 
@@ -257,8 +288,10 @@ void serve_close(serve *s) {
     serve_pages_free(pool->pool_mem,
                      kvrelay_relay_pool_mem_size(&s->relay, &pool->plan->descriptor));
     serve_pages_free(pool->producer_mem, ckf_producer_mem_size(&cfg));
+    serve_pages_free(pool->ranks_mem, pool->ranks_len);
   }
   free(s->pools);
+  topology_close(&s->topology);
   serve_pages_free(s->decoder_mem, kvrelay_engine_decoder_mem_size(SERVE_MAX_EVENT_TOKENS));
   serve_pages_free(s->relay_mem, s->relay_len);
   if (s->zmq_context != NULL)

@@ -7,6 +7,7 @@
 
 #include "feed.h"
 #include "plan.h"
+#include "topology.h"
 
 typedef struct served_pool {
   const plan_pool *plan;
@@ -16,6 +17,8 @@ typedef struct served_pool {
   void *producer_mem;
   kvrelay_pool *pool; /* NULL while it is not published */
   void *pool_mem;
+  void *ranks_mem;
+  size_t ranks_len;
   feed *feeds;
   unsigned feeds_count;
 } served_pool;
@@ -28,8 +31,11 @@ typedef struct serve {
   uint64_t fenced_seen;           /* producers_fenced of the relay as of the last serve_poll */
   kvrelay_engine_decoder decoder; /* one for all feeds: they run one after the other */
   void *decoder_mem;
+  const plan *plan;
   served_pool *pools;
   unsigned pools_count;
+  topology topology;
+  uint64_t polled_ns;      /* of the last serve_poll */
   size_t worst_case_bytes; /* of all memory reserved so far; what is not touched costs nothing */
 } serve;
 
@@ -38,7 +44,7 @@ typedef struct serve {
  * start at `config_dir`; engines are not connected yet.  0, or an exit code after a log line;
  * serve_close is due either way.  `p` and its configuration must outlive the daemon.
  */
-int serve_open(serve *s, const plan *p, const char *config_dir);
+int serve_open(serve *s, const config *c, const plan *p, const char *config_dir);
 /* Connects the engine feeds; after the listener is up.  As serve_open. */
 int serve_connect(serve *s, struct event_base *base);
 /* After the transports are closed. */
