@@ -353,3 +353,325 @@ Test(recorded_relay, its_catalog_is_taken_message_by_message) {
   follower_close(&f, NULL, 0);
   capture_close(&c);
 }
+
+/* ---- readiness and load ---- */
+
+/* Feeds a readiness stream; every entry must be usable, but for those that name ENCODE twice. */
+static void takes_readiness(const char *path, size_t least, size_t odd_wanted) {
+  capture c;
+  follower f;
+  kvrelay_status end;
+  size_t count = 0, messages = 0, odd = 0;
+  capture_open(&c, path);
+  follower_open(&f);
+  follower_run(&f, NULL, &count);
+  for (char type; (type = capture_next(&c, &end)) != 0;) {
+    kvrelay_readiness_update u;
+    kvrelay_plane_view view;
+    if (type != 'm')
+      continue;
+    f.arena.used = 0;
+    cr_assert_eq(kvrelay_pb_decode_readiness(c.bytes, c.len, &f.arena, &u), KVRELAY_OK);
+    cr_assert_eq(kvrelay_consumer_feed_readiness(&f.consumer, f.readiness_call, &u, f.now_ns),
+                 KVRELAY_OK);
+    cr_assert(kvrelay_consumer_readiness(&f.consumer, f.now_ns, &view), "%s: message %zu", path,
+              messages);
+    cr_assert(view.revision == u.revision && view.len == u.entries_len);
+    for (uint32_t i = 0; i < view.len; i++) {
+      kvrelay_entry_view e;
+      cr_assert_eq(kvrelay_consumer_readiness_get(&f.consumer, i, &e), KVRELAY_OK);
+      if (e.verdict.class_ == KVRELAY_CLASS_OK)
+        continue;
+      cr_assert_eq(e.verdict.condition, KVRELAY_COND_UNSUPPORTED_DUPLICATE_ENDPOINT_ROLE);
+      cr_assert_neq(e.entry->state, KVRELAY_READY_READY);
+      odd++;
+    }
+    messages++;
+  }
+  cr_expect_geq(messages, least, "%s: %zu messages", path, messages);
+  cr_expect(odd_wanted ? odd != 0 : odd == 0, "%s: %zu entries set aside", path, odd);
+  follower_close(&f, NULL, 0);
+  capture_close(&c);
+}
+
+Test(recorded_relay, its_readiness_is_taken_message_by_message) {
+  takes_readiness(S1 "readiness.jsonl", 10, 0);
+  takes_readiness("tests/data/relay/topology/g1/readiness.jsonl", 10, 0);
+  takes_readiness("tests/data/relay/topology/g2/readiness.jsonl", 10, 1);
+  takes_readiness("tests/data/relay/topology/g3/readiness.jsonl", 10, 0);
+  takes_readiness("tests/data/relay/topology/g4/readiness.jsonl", 8, 0);
+}
+
+Test(recorded_relay, its_load_is_taken_window_by_window) {
+  capture c;
+  follower f;
+  kvrelay_status end;
+  size_t count = 0, messages = 0, usable = 0, silent = 0;
+  capture_open(&c, S1 "load.jsonl");
+  follower_open(&f);
+  follower_run(&f, NULL, &count);
+  for (char type; (type = capture_next(&c, &end)) != 0;) {
+    kvrelay_load_update u;
+    kvrelay_plane_view view;
+    if (type != 'm')
+      continue;
+    f.arena.used = 0;
+    cr_assert_eq(kvrelay_pb_decode_load(c.bytes, c.len, &f.arena, &u), KVRELAY_OK);
+    cr_assert_eq(kvrelay_consumer_feed_load(&f.consumer, f.load_call, &u, f.now_ns), KVRELAY_OK);
+    cr_assert(kvrelay_consumer_load(&f.consumer, f.now_ns, &view));
+    cr_assert(view.revision == messages && view.len == u.pools_len && view.window_ms == 1000);
+    for (uint32_t i = 0; i < view.len; i++) {
+      kvrelay_load_view l;
+      cr_assert_eq(kvrelay_consumer_load_get(&f.consumer, i, &l), KVRELAY_OK);
+      cr_assert_eq(l.verdict.class_, KVRELAY_CLASS_OK);
+      usable += l.usable;
+      silent += !l.usable;
+      cr_assert(!l.usable || l.entry->kv_used_blocks == 77 || l.entry->kv_used_blocks == 0);
+    }
+    messages++;
+  }
+  cr_assert(messages == 53 && usable > 20 && silent > 20, "%zu: %zu, %zu", messages, usable,
+            silent);
+  follower_close(&f, NULL, 0);
+  capture_close(&c);
+}
+
+/* ---- our relay under the recorded commands ---- */
+
+#define PLAYED_POOLS 3
+#define PLAYED_WORKERS 3
+
+typedef struct played_pool {
+  const char *component;
+  kvrelay_descriptor descriptor; /* as recorded */
+  ckf_producer state;
+  void *state_mem, *mem, *ranks_mem;
+  kvrelay_pool *pool; /* NULL = withdrawn */
+  const char *names[PLAYED_WORKERS];
+  kvrelay_rank_range ranges[PLAYED_WORKERS];
+  size_t len;
+} played_pool;
+
+typedef struct played {
+  kvrelay_relay relay;
+  void *mem;
+  uint64_t now_ns, call;
+  played_pool pools[PLAYED_POOLS];
+} played;
+
+static played_pool *played_by(played *p, const char *endpoint) {
+  static const char *const paths[] = {"prod.backend.generate", "pd.prefill.generate",
+                                      "pd.backend.generate"};
+  for (size_t i = 0; i < PLAYED_POOLS; i++)
+    if (strcmp(paths[i], endpoint) == 0)
+      return &p->pools[i];
+  cr_assert_fail("endpoint %s", endpoint);
+  return NULL;
+}
+
+static void played_withdraw(played *p, played_pool *q) {
+  kvrelay_relay_pool_remove(&p->relay, q->pool, p->now_ns);
+  q->pool = NULL;
+  free(q->mem);
+  free(q->ranks_mem);
+  q->mem = q->ranks_mem = NULL;
+}
+
+/* The pool is there with these ranks; what was reported of a pool that stays, stays. */
+static void played_declare(played *p, played_pool *q) {
+  if (q->pool == NULL) {
+    const size_t need = kvrelay_relay_pool_mem_size(&p->relay, &q->descriptor);
+    q->mem = malloc(need);
+    cr_assert_eq(kvrelay_relay_pool_add(&p->relay, &q->descriptor, &q->state, q->mem, need,
+                                        p->now_ns, &q->pool),
+                 KVRELAY_OK);
+  }
+  const size_t need = kvrelay_pool_ranks_mem_size(q->ranges, q->len);
+  void *mem = malloc(need);
+  cr_assert_eq(kvrelay_pool_set_ranks(q->pool, q->ranges, q->len, mem, need), KVRELAY_OK);
+  free(q->ranks_mem);
+  q->ranks_mem = mem;
+}
+
+static void played_add(played *p, const json_t *command, const char *worker) {
+  played_pool *q = played_by(p, vec_str(vec_get(command, "endpoint")));
+  const json_t *start = json_object_get(command, "dp_start");
+  if (vec_u64(vec_get(command, "block")) != 4) { /* another domain on the same endpoint */
+    played_withdraw(p, q);
+    return;
+  }
+  cr_assert_lt(q->len, PLAYED_WORKERS);
+  q->names[q->len] = vec_str(vec_get(command, "name"));
+  q->ranges[q->len++] = (kvrelay_rank_range){
+      strtoull(worker, NULL, 10), start ? (uint32_t)vec_u64(start) : 0,
+      (uint32_t)vec_u64(vec_get(command, "dp")), vec_u64(vec_get(command, "total"))};
+  played_declare(p, q);
+}
+
+static void played_stop(played *p, const char *name) {
+  played_pool *q = &p->pools[0]; /* of the worker with the other domain: the pool comes back */
+  for (size_t i = 0; i < PLAYED_POOLS; i++)
+    for (size_t k = 0; k < p->pools[i].len; k++)
+      if (strcmp(p->pools[i].names[k], name) == 0) {
+        q = &p->pools[i];
+        q->len--;
+        q->names[k] = q->names[q->len];
+        q->ranges[k] = q->ranges[q->len];
+      }
+  if (q->len != 0)
+    played_declare(p, q);
+  else
+    played_withdraw(p, q);
+}
+
+static void played_report(played *p, const json_t *command) {
+  for (size_t i = 0; i < PLAYED_POOLS; i++)
+    for (size_t k = 0; k < p->pools[i].len; k++)
+      if (strcmp(p->pools[i].names[k], vec_str(vec_get(command, "name"))) == 0)
+        (void)kvrelay_pool_report(p->pools[i].pool, p->pools[i].ranges[k].worker,
+                                  (uint32_t)vec_u64(vec_get(command, "rank")),
+                                  vec_u64(vec_get(command, "used")));
+}
+
+/* One window as a text, without what differs between two runs. */
+static void window_text(char out[512], const kvrelay_load_update *m) {
+  size_t n = 0;
+  out[0] = 0;
+  for (size_t i = 0; i < m->pools_len; i++) {
+    char name[KVRELAY_POOL_NAME_CAP];
+    const kvrelay_load_entry *e = &m->pools[i];
+    kvrelay_pool_id_format(&e->producer.pool_id, name);
+    n += (size_t)snprintf(out + n, 512 - n, "%.8s %.4s: %llu of %llu, %u of %u\n", name, name + 33,
+                          (unsigned long long)e->kv_used_blocks,
+                          (unsigned long long)e->total_kv_blocks, e->kv_observed_ranks,
+                          e->kv_expected_ranks);
+  }
+}
+
+/* The next recorded window that differs from the last one. */
+static bool next_window(capture *c, kvrelay_pb_arena *arena, char last[512]) {
+  kvrelay_status end;
+  char text[512];
+  for (char type; (type = capture_next(c, &end)) != 0;) {
+    kvrelay_load_update u;
+    if (type != 'm')
+      continue;
+    arena->used = 0;
+    cr_assert_eq(kvrelay_pb_decode_load(c->bytes, c->len, arena, &u), KVRELAY_OK);
+    window_text(text, &u);
+    if (strcmp(text, last) != 0) {
+      strcpy(last, text);
+      return true;
+    }
+  }
+  return false;
+}
+
+/* Descriptors from the recorded catalog, whichever message has them first. */
+static void played_open(played *p, kvrelay_pb_arena *arena) {
+  static const char *const components[] = {"prod/backend", "pd/prefill", "pd/backend"};
+  kvrelay_relay_config cfg = kvrelay_relay_config_default();
+  ckf_producer_config state = ckf_producer_config_default();
+  capture c;
+  kvrelay_status end;
+  memset(p, 0, sizeof *p);
+  cfg.max_pools = cfg.max_members = 8;
+  cfg.max_bucket_count = 64;
+  p->mem = malloc(kvrelay_relay_mem_size(&cfg));
+  cr_assert_eq(kvrelay_relay_init(&p->relay, &cfg, p->mem, kvrelay_relay_mem_size(&cfg), 0),
+               KVRELAY_OK);
+  state.filter.expected_blocks = 32;
+  capture_open(&c, S1 "catalog.jsonl");
+  for (char type; (type = capture_next(&c, &end)) != 0;) {
+    static uint8_t kept[64][4096]; /* descriptors point into the bytes */
+    static size_t kept_len;
+    kvrelay_catalog_update u;
+    if (type != 'm')
+      continue;
+    cr_assert(kept_len < 64 && c.len <= sizeof kept[0]);
+    memcpy(kept[kept_len], c.bytes, c.len);
+    cr_assert_eq(kvrelay_pb_decode_catalog(kept[kept_len++], c.len, arena, &u), KVRELAY_OK);
+    for (size_t i = 0; i < u.pools_len; i++)
+      for (size_t k = 0; k < PLAYED_POOLS; k++) {
+        char path[64];
+        const kvrelay_endpoint *e = &u.pools[i].serving_endpoint;
+        snprintf(path, sizeof path, "%.*s/%.*s", (int)e->namespace_.len,
+                 (const char *)e->namespace_.ptr, (int)e->component.len,
+                 (const char *)e->component.ptr);
+        if (strcmp(path, components[k]) == 0 && p->pools[k].component == NULL) {
+          p->pools[k].component = components[k];
+          p->pools[k].descriptor = u.pools[i];
+        }
+      }
+  }
+  capture_close(&c);
+  for (size_t k = 0; k < PLAYED_POOLS; k++) {
+    const size_t need = ckf_producer_mem_size(&state);
+    cr_assert_not_null(p->pools[k].component);
+    p->pools[k].state_mem = malloc(need);
+    cr_assert_eq(ckf_producer_init(&p->pools[k].state, &state, p->pools[k].state_mem, need),
+                 CKF_OK);
+  }
+}
+
+static void played_close(played *p) {
+  for (size_t k = 0; k < PLAYED_POOLS; k++) {
+    free(p->pools[k].state_mem);
+    free(p->pools[k].mem);
+    free(p->pools[k].ranks_mem);
+  }
+  free(p->mem);
+}
+
+/* Every window that was recorded is one that ours closes, in the same order; ours closes one after
+ * each command, so it may close more. */
+Test(recorded_relay, our_load_windows_are_the_recorded_ones) {
+  static uint8_t rooms[2][1 << 20];
+  kvrelay_pb_arena keep = {rooms[0], sizeof rooms[0], 0}, arena = {rooms[1], sizeof rooms[1], 0};
+  played p;
+  capture commands, load;
+  char recorded[512] = "-", ours[512];
+  size_t matched = 0;
+  played_open(&p, &keep);
+  const kvrelay_request q = {
+      KVRELAY_METHOD_SUBSCRIBE_LOAD, KVRELAY_CONTRACT_MARKER, {(const uint8_t *)"test", 4}, {0}};
+  kvrelay_status status;
+  cr_assert_eq(kvrelay_relay_call_open(&p.relay, &q, 0, &p.call, &status), KVRELAY_OK);
+  capture_open(&load, S1 "load.jsonl");
+  cr_assert(next_window(&load, &arena, recorded));
+  capture_open(&commands, S1 "commands.jsonl");
+  json_t *lines[32];
+  size_t lines_len = 0;
+  bool more = true;
+  do {
+    kvrelay_outgoing out;
+    cr_assert_eq(kvrelay_relay_call_pull(&p.relay, p.call, 0, p.now_ns, &out),
+                 KVRELAY_PULL_MESSAGE);
+    window_text(ours, &out.u.load);
+    if (more && strcmp(ours, recorded) == 0) {
+      matched++;
+      more = next_window(&load, &arena, recorded);
+    }
+    if (getline(&commands.line, &commands.cap, commands.file) <= 0)
+      break;
+    json_t *record = lines[lines_len++] = json_loads(commands.line, 0, NULL);
+    cr_assert(record != NULL && lines_len < 32);
+    const json_t *command = vec_get(record, "command");
+    const char *op = vec_str(vec_get(command, "op"));
+    if (strcmp(op, "add") == 0)
+      played_add(&p, command, vec_str(vec_get(record, "worker")));
+    else if (strcmp(op, "stop") == 0)
+      played_stop(&p, vec_str(vec_get(command, "name")));
+    else if (strcmp(op, "metrics") == 0)
+      played_report(&p, command);
+    p.now_ns += SECOND;
+    kvrelay_relay_tick(&p.relay, p.now_ns);
+  } while (true);
+  cr_expect(!more, "never sent by ours:\n%s\nlast sent:\n%s", recorded, ours);
+  cr_expect_geq(matched, 11, "%zu windows", matched);
+  for (size_t i = 0; i < lines_len; i++)
+    json_decref(lines[i]);
+  capture_close(&commands);
+  capture_close(&load);
+  played_close(&p);
+}

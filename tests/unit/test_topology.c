@@ -222,6 +222,117 @@ static void ends_in_catalog(const char *path, const kvrelay_card *cards, const b
   cr_expect_str_eq(got, want, "%s\nours:\n%srecorded:\n%s", path, got, want);
 }
 
+/* ---- what the relay sends of it ---- */
+
+static void *room(void **list, size_t *len, size_t bytes) {
+  return list[(*len)++] = malloc(bytes + 1);
+}
+
+/* The last message of a recorded stream; the capture stays open, it holds the bytes. */
+static void last_message(capture *c, const char *path, uint8_t **bytes, size_t *len) {
+  kvrelay_status end;
+  *bytes = NULL;
+  capture_open(c, path);
+  for (char type; (type = capture_next(c, &end)) != 0;)
+    if (type == 'm') {
+      free(*bytes);
+      *bytes = malloc(c->len);
+      *len = c->len;
+      memcpy(*bytes, c->bytes, c->len);
+    }
+  cr_assert_not_null(*bytes);
+  capture_close(c);
+}
+
+/* Ours leaves ENCODE out of the list of duplicates; nothing else may differ. */
+static void without_encode(kvrelay_readiness_update *m) {
+  for (size_t i = 0; i < m->entries_len; i++) {
+    kvrelay_roles *roles =
+        &((kvrelay_topology_entry *)(uintptr_t)&m->entries[i])->duplicate_role_endpoints;
+    while (roles->len != 0 && roles->ptr[roles->len - 1] == KVRELAY_ROLE_ENCODE)
+      roles->len--;
+  }
+}
+
+/* A relay with the pools of the last recorded catalog sends the last recorded readiness, byte for
+ * byte but for the revision. As long as there are things that a relay has to be given. */
+static void ends_in_readiness(const char *group, const kvrelay_card *cards, size_t n) {
+  static uint8_t arenas[2][1 << 16], ours[1 << 16], theirs[1 << 16];
+  char path[128];
+  capture c;
+  uint8_t *bytes[2];
+  size_t len[2], lists_len = 0;
+  void *lists[64];
+  kvrelay_catalog_update catalog;
+  kvrelay_readiness_update readiness;
+  kvrelay_pb_arena arena[2] = {{arenas[0], sizeof arenas[0], 0}, {arenas[1], sizeof arenas[1], 0}};
+  snprintf(path, sizeof path, "tests/data/relay/topology/%s/catalog.jsonl", group);
+  last_message(&c, path, &bytes[0], &len[0]);
+  snprintf(path, sizeof path, "tests/data/relay/topology/%s/readiness.jsonl", group);
+  last_message(&c, path, &bytes[1], &len[1]);
+  cr_assert_eq(kvrelay_pb_decode_catalog(bytes[0], len[0], &arena[0], &catalog), KVRELAY_OK);
+  cr_assert_eq(kvrelay_pb_decode_readiness(bytes[1], len[1], &arena[1], &readiness), KVRELAY_OK);
+  cr_assert_gt(catalog.pools_len, 0);
+  kvrelay_relay relay;
+  kvrelay_relay_config cfg = kvrelay_relay_config_default();
+  cfg.identity = readiness.envelope.relay;
+  cfg.max_pools = cfg.max_members = 64;
+  cfg.max_bucket_count = 64;
+  cr_assert_eq(kvrelay_relay_init(&relay, &cfg,
+                                  room(lists, &lists_len, kvrelay_relay_mem_size(&cfg)),
+                                  kvrelay_relay_mem_size(&cfg), 0),
+               KVRELAY_OK);
+  ckf_producer_config state = ckf_producer_config_default();
+  state.filter.expected_blocks = 32;
+  state.max_blocks = state.max_mappings = 64;
+  for (size_t i = 0; i < catalog.pools_len; i++) {
+    const kvrelay_descriptor *d = &catalog.pools[i];
+    ckf_producer *p = room(lists, &lists_len, sizeof *p);
+    kvrelay_pool *pool;
+    const size_t need = ckf_producer_mem_size(&state),
+                 pool_need = kvrelay_relay_pool_mem_size(&relay, d);
+    cr_assert_eq(ckf_producer_init(p, &state, room(lists, &lists_len, need), need), CKF_OK);
+    cr_assert_eq(kvrelay_relay_pool_add(&relay, d, p, room(lists, &lists_len, pool_need), pool_need,
+                                        0, &pool),
+                 KVRELAY_OK);
+  }
+  /* What the digests were made of was not recorded. */
+  kvrelay_card *ready = room(lists, &lists_len, n * sizeof *ready);
+  memcpy(ready, cards, n * sizeof *ready);
+  for (size_t i = 0; i < n; i++)
+    for (size_t k = 0; k < catalog.pools_len; k++)
+      if (kvrelay_text_equal(ready[i].endpoint.namespace_,
+                             catalog.pools[k].serving_endpoint.namespace_) &&
+          kvrelay_text_equal(ready[i].endpoint.component,
+                             catalog.pools[k].serving_endpoint.component))
+        ready[i].domain = catalog.pools[k].producer.pool_id.domain;
+  kvrelay_topology topology;
+  lists[lists_len++] = derive(ready, n, &topology);
+  cr_assert_eq(kvrelay_relay_set_topology(&relay, &topology), KVRELAY_OK);
+  const kvrelay_request q = {
+      KVRELAY_METHOD_SUBSCRIBE_READINESS, KVRELAY_CONTRACT_MARKER, text("test"), {0}};
+  kvrelay_status status;
+  kvrelay_outgoing out;
+  uint64_t call;
+  cr_assert_eq(kvrelay_relay_call_open(&relay, &q, 0, &call, &status), KVRELAY_OK);
+  cr_assert_eq(kvrelay_relay_call_pull(&relay, call, 0, 0, &out), KVRELAY_PULL_MESSAGE);
+  size_t links = 0;
+  for (size_t i = 0; i < out.u.readiness.entries_len; i++)
+    for (size_t k = 0; k < out.u.readiness.entries[i].members_len; k++)
+      links += out.u.readiness.entries[i].members[k].pool_id.present;
+  cr_expect_eq(links, catalog.pools_len, "%s: %zu links", group, links);
+  out.u.readiness.revision = readiness.revision;
+  without_encode(&readiness);
+  const ptrdiff_t a = kvrelay_pb_encode_readiness(&out.u.readiness, ours, sizeof ours),
+                  b = kvrelay_pb_encode_readiness(&readiness, theirs, sizeof theirs);
+  cr_expect(a > 0 && a == b && memcmp(ours, theirs, (size_t)a) == 0, "%s: %td and %td bytes", group,
+            a, b);
+  for (size_t i = 0; i < lists_len; i++)
+    free(lists[i]);
+  free(bytes[0]);
+  free(bytes[1]);
+}
+
 /* Derives anew: what has changed has to be what was recorded next. */
 static bool becomes(const kvrelay_card *cards, size_t n, char *ours, capture *readiness,
                     char *recorded) {
@@ -280,6 +391,7 @@ static void follows(const char *group) {
   capture_close(&readiness);
   snprintf(path, sizeof path, "tests/data/relay/topology/%s/catalog.jsonl", group);
   ends_in_catalog(path, cards, sources, n);
+  ends_in_readiness(group, cards, n);
 }
 
 Test(topology, recorded_two_prefill_endpoints_and_others) { follows("g1"); }
