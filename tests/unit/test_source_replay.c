@@ -518,6 +518,58 @@ Test(replay, more_than_can_be_held_is_a_loss) {
   stream_free(e);
 }
 
+Test(replay, the_hold_is_as_good_as_new_after_each_gap) {
+  kvrelay_source_config cfg = replay_config();
+  cfg.hold_batches = 3;
+  cfg.hold_bytes = 600; /* some batches' payloads */
+  stream *e = settled_with(&cfg, 1);
+  for (uint64_t n = 1; n + 4 < 200; n += 4) { /* n and n + 2 get lost */
+    publish_blocks(e, 4);
+    live(e, n + 1);
+    live(e, n + 3);
+    ASKED(e, n);
+    reply(e, n);
+    marker(e);
+    ASKED(e, n + 2);
+    reply(e, n + 2);
+    marker(e);
+    NOT_ASKED(e);
+    COUNTED(e, LOSS, 0);
+  }
+  cr_assert_eq(blocks_of(e->f, 0), e->len);
+  stream_free(e);
+}
+
+Test(replay, places_of_batches_that_went_out_serve_again) {
+  kvrelay_source_config cfg = replay_config();
+  cfg.hold_batches = 3;
+  stream *e = settled_with(&cfg, 1);
+  publish_blocks(e, 12);
+  live(e, 2);
+  ASKED(e, 1);
+  live(e, 4);
+  live(e, 6);
+  reply(e, 1);
+  marker(e); /* 2 goes out; 4 and 6 stay at the end of the places */
+  ASKED(e, 3);
+  live(e, 8);
+  reply(e, 3);
+  marker(e); /* 4 goes out */
+  ASKED(e, 5);
+  live(e, 10);
+  reply(e, 5);
+  reply(e, 7); /* 6 did not come */
+  COUNTED(e, LOSS, 0);
+  cr_assert_eq(blocks_of(e->f, 0), 6);
+  marker(e);
+  ASKED(e, 6);
+  replies(e, 6, 9);
+  marker(e);
+  cr_assert_eq(blocks_of(e->f, 0), 11);
+  COUNTED(e, LOSS, 0);
+  stream_free(e);
+}
+
 Test(replay, a_payload_too_large_is_lost_in_its_turn) {
   stream *e = settled(2);
   publish_blocks(e, 4);
