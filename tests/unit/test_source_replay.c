@@ -1069,3 +1069,124 @@ Test(replay, memory_covers_the_hold) {
   cfg.hold_batches = (1u << 20) + 1;
   cr_assert_eq(kvrelay_source_mem_size(&cfg), 0);
 }
+
+/* ---- every fault at every step ---- */
+
+enum { FAULTS = 9, LIFE = 24 };
+
+/* `next`: the reply that the engine would send now. */
+static void fault(stream *e, int kind, uint64_t next) {
+  switch (kind) {
+  case 0:
+    marker(e);
+    break;
+  case 1:
+    e->now_ns += 6 * SECOND;
+    OK(kvrelay_source_tick(&e->f->source, e->now_ns));
+    drain(e);
+    break;
+  case 2:
+    connection(e, true);
+    break;
+  case 3:
+    connection(e, false);
+    connection(e, true);
+    break;
+  case 4: /* twice, or unasked */
+    if (next != 0)
+      reply(e, next - 1);
+    break;
+  case 5:
+    if (e->len != 0)
+      reply(e, 0);
+    break;
+  case 6: /* as of another process */
+    if (e->len != 0)
+      live(e, 0);
+    break;
+  case 7:
+    publish_orphan(e);
+    live(e, e->len - 1);
+    break;
+  default:
+    OK(kvrelay_source_clear(&e->f->source, e->now_ns));
+    drain(e);
+    connection(e, true);
+  }
+}
+
+/* Answers whatever is asked until nothing is, with the whole buffer. */
+static void serve_all(stream *e) {
+  uint64_t from;
+  for (int rounds = 0; kvrelay_source_request(&e->f->source, &from) == 1; rounds++) {
+    cr_assert_lt(rounds, 100);
+    for (; from < e->len; from++)
+      reply(e, from);
+    marker(e);
+  }
+}
+
+Test(replay, every_fault_at_every_step_heals) {
+  for (int kind = 0; kind < FAULTS; kind++)
+    for (int second = 0; second < FAULTS; second++)
+      for (int at = 0; at < LIFE; at++) {
+        kvrelay_source_config cfg = replay_config();
+        stream *e = stream_new(&cfg);
+        uint64_t from = 0, orphans = (uint64_t)(kind == 7) + (uint64_t)(second == 7);
+        uint32_t blocks = 0;
+        connection(e, true);
+        for (int step = 0; step < LIFE; step++) {
+          if (step == at)
+            fault(e, kind, from);
+          if (step == at + 2)
+            fault(e, second, from);
+          switch (step % 6) {
+          case 0:
+          case 4:
+            put_batch(&e->f->batch, 1);
+            put_stored(&e->f->batch,
+                       (stored){.hashes = HASHES(blocks + 1), .first = 4 * blocks, .count = 4});
+            blocks++;
+            (void)publish(e, 0);
+            if (step % 4 == 0) /* every other one arrives */
+              live(e, e->len - 1);
+            break;
+          case 2: {
+            uint64_t asked;
+            if (kvrelay_source_request(&e->f->source, &asked) == 1)
+              from = asked;
+            break;
+          }
+          case 5:
+            if (step % 4 == 1)
+              marker(e);
+            break;
+          default:
+            if (from < e->len)
+              reply(e, from++);
+          }
+        }
+        /* Now all is well: what is asked is answered, and another batch comes. */
+        for (int i = 0; i < 3; i++) {
+          e->now_ns += 40 * SECOND;
+          OK(kvrelay_source_tick(&e->f->source, e->now_ns));
+          drain(e);
+          serve_all(e);
+          put_batch(&e->f->batch, 1);
+          put_stored(&e->f->batch,
+                     (stored){.hashes = HASHES(blocks + 1), .first = 4 * blocks, .count = 4});
+          blocks++;
+          live(e, publish(e, 0));
+          serve_all(e);
+        }
+        cr_assert_eq(state(e), KVRELAY_SOURCE_LIVE, "%d, %d at %d", kind, second, at);
+        /* Answers with nothing in them, and only they, may be a loss, which is not hidden. */
+        bool lost = counted(e->f, KVRELAY_COUNT_LOSS) != 0;
+        cr_assert(!lost || kind < 2 || second < 2, "%d, %d at %d", kind, second, at);
+        cr_assert(blocks_of(e->f, 0) == blocks || (lost && !complete(e)),
+                  "%d, %d at %d: %" PRIu32 " blocks of %" PRIu32, kind, second, at,
+                  blocks_of(e->f, 0), blocks);
+        cr_assert(complete(e) || lost || orphans != 0, "%d, %d at %d", kind, second, at);
+        stream_free(e);
+      }
+}
