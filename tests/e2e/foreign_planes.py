@@ -136,6 +136,43 @@ def asked(address):
     check("with readiness and without load", decode.get("readiness") == "ready" and "kv_used_blocks" in decode and decode["kv_used_blocks"] is None, decode)
 
 
+CONFLICTS = """version: 1
+relay: {dc: dc-a}
+endpoints:
+  - {namespace: a, component: one, endpoint: g, model: x, aliases: [chat, x, same], block_size: 4, workers: [{id: 1, events: {type: trace, file: f}}]}
+  - {namespace: a, component: two, endpoint: g, model: y, aliases: [x, same, fine, fine], block_size: 4, workers: [{id: 1, events: {type: trace, file: f}}]}
+  - {namespace: a, component: three, endpoint: g, model: z, block_size: 4, semantics: {a: b}, routing_scope: {c: d}, workers: [{id: 1, events: {type: trace, file: f}}]}
+  - {namespace: a, component: four, endpoint: g, model: w, block_size: 4, semantics: {a: b}, routing_scope: {c: d}, workers: [{id: 1, events: {type: trace, file: f}}]}
+  - {namespace: a, component: five, endpoint: g, model: v, block_size: 4, workers: [{id: 1}]}
+  - {namespace: a, component: six, endpoint: g, model: u, block_size: 4}
+"""
+
+
+def run_check(text):
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+        file.write(text)
+        file.flush()
+        return subprocess.run([os.path.join(BIN, "kvrelayd"), "--check", file.name], capture_output=True, text=True, check=False)
+
+
+def conflicts():
+    """What two endpoints claim, neither gets; the file is accepted."""
+    done = run_check(CONFLICTS)
+    check("conflicts are accepted", done.returncode == 0, done.stderr)
+    wanted = [
+        "a/one/g: the name 'x' has two meanings",
+        "a/two/g: the alias 'x' has two meanings",
+        "a/two/g: the alias 'same' has two meanings",
+        "a/three/g gets no pool: another endpoint has the same pool identity",
+        "a/four/g gets no pool: another endpoint has the same pool identity",
+    ]
+    warnings = [line for line in done.stderr.splitlines() if line.startswith("warning: ")]
+    check("each is told once", len(warnings) == len(wanted) and all(w in line for w, line in zip(wanted, warnings)), done.stderr)
+    pools = [line.split(None, 1)[1] for line in done.stdout.splitlines() if line.startswith("  pool ")]
+    check("who gets a pool", [p == "yes" for p in pools] == [False, True, False, False, False, False], pools)
+    check("under which names", [line.split(None, 1)[1] for line in done.stdout.splitlines() if line.startswith("  model ")] == ["y, also fine", "z", "w", "v"], done.stdout)
+
+
 def wrong_files():
     """Each is refused with the key's name."""
     for key, good, bad in (
@@ -143,15 +180,13 @@ def wrong_files():
         ("live", "live: no", ("live: maybe",)),
     ):
         for text in bad:
-            with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
-                file.write(YAML.format(endpoint="tcp://127.0.0.1:9").replace(good, text))
-                file.flush()
-                done = subprocess.run([os.path.join(BIN, "kvrelayd"), "--check", file.name], capture_output=True, text=True, check=False)
+            done = run_check(YAML.format(endpoint="tcp://127.0.0.1:9").replace(good, text))
             check(f"{key} may not be {text}", done.returncode == 78 and key in done.stderr, (done.returncode, done.stderr))
 
 
 def main():
     wrong_files()
+    conflicts()
     engine = Engine()
     with Daemon(YAML.format(endpoint=engine.endpoint)) as daemon, grpc.insecure_channel(daemon.address) as channel:
         engine.subscribed()

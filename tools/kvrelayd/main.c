@@ -169,7 +169,7 @@ static int open_all(daemon_ *d, const config *c, const plan *p, const char *conf
                     const char *bind) {
   int code = open_signals(d);
   if (code == 0)
-    code = serve_open(&d->serve, c, p, config_dir);
+    code = serve_open(&d->serve, p, config_dir);
   if (code == 0) {
     kvrelay_relay_service_config cfg = kvrelay_relay_service_config_default(&d->serve.relay);
     code = kvrelay_relay_service_open(&cfg, &d->service) == KVRELAY_TRANSPORT_OK ? 0 : 71;

@@ -7,152 +7,7 @@
 
 #include "text.h"
 
-static int text_order(const void *a, const void *b) {
-  const kvrelay_text *x = a, *y = b;
-  size_t n = x->len < y->len ? x->len : y->len;
-  int order = n == 0 ? 0 : memcmp(x->ptr, y->ptr, n);
-  return order != 0 ? order : (x->len > y->len) - (x->len < y->len);
-}
-
-/* ---- names: who claims what over the whole file ---- */
-
-typedef struct claim {
-  kvrelay_text name, id;
-  kvrelay_target target;
-} claim;
-
-typedef struct claims {
-  claim *list;
-  size_t len, cap;
-  bool failed;
-} claims;
-
-static void claims_add(claims *c, kvrelay_text name, const kvrelay_registration *r) {
-  if (c->len == c->cap) {
-    size_t cap = c->cap == 0 ? 64 : 2 * c->cap;
-    claim *list = realloc(c->list, cap * sizeof *list);
-    if (list == NULL) {
-      c->failed = true;
-      return;
-    }
-    c->list = list;
-    c->cap = cap;
-  }
-  claim *n = &c->list[c->len++];
-  n->name = name;
-  n->id = r->canonical_model_id;
-  n->target = r->target;
-}
-
-static int claim_order(const void *a, const void *b) {
-  const claim *x = a, *y = b;
-  int order = text_order(&x->name, &y->name);
-  if (order == 0)
-    order = text_order(&x->id, &y->id);
-  if (order == 0)
-    order = x->target.kind - y->target.kind;
-  if (order == 0)
-    order = text_order(&x->target.base_model, &y->target.base_model);
-  if (order == 0)
-    order = text_order(&x->target.adapter, &y->target.adapter);
-  return order;
-}
-
-static int name_only_order(const void *a, const void *b) {
-  return text_order(&((const claim *)a)->name, &((const claim *)b)->name);
-}
-
-/* After sorting: a name is ambiguous when its first and last claim are not the same meaning. */
-static bool ambiguous(const claims *c, kvrelay_text name) {
-  claim key = {.name = name};
-  const claim *hit = bsearch(&key, c->list, c->len, sizeof *c->list, name_only_order);
-  if (hit == NULL)
-    return false;
-  const claim *first = hit, *last = hit, *end = c->list + c->len;
-  while (first > c->list && name_only_order(first - 1, hit) == 0)
-    first--;
-  while (last + 1 < end && name_only_order(last + 1, hit) == 0)
-    last++;
-  return claim_order(first, last) != 0;
-}
-
-/* ---- one endpoint ---- */
-
-static bool carried(const config_endpoint *e, const config_adapter *a) {
-  for (unsigned i = 0; i < e->workers_count; i++)
-    for (unsigned j = 0; j < e->workers[i].adapters_count; j++)
-      if (strcmp(e->workers[i].adapters[j], a->id) == 0)
-        return true;
-  return false;
-}
-
-/* Aliases sorted, without repeats and without the id itself. */
-static bool fill_aliases(kvrelay_registration *r, char *const *aliases, unsigned count) {
-  kvrelay_text *list = calloc(count + 1, sizeof *list);
-  size_t len = 0;
-  if (list == NULL)
-    return false;
-  for (unsigned i = 0; i < count; i++)
-    if (!kvrelay_text_equal(text_of(aliases[i]), r->canonical_model_id))
-      list[len++] = text_of(aliases[i]);
-  qsort(list, len, sizeof *list, text_order);
-  size_t kept = 0;
-  for (size_t i = 0; i < len; i++)
-    if (kept == 0 || !kvrelay_text_equal(list[kept - 1], list[i]))
-      list[kept++] = list[i];
-  r->aliases = list;
-  r->aliases_len = kept;
-  return true;
-}
-
-static int registration_order(const void *a, const void *b) {
-  const kvrelay_registration *x = a, *y = b;
-  int order = text_order(&x->canonical_model_id, &y->canonical_model_id);
-  return order != 0 ? order : x->target.kind - y->target.kind;
-}
-
-static bool fill_registrations(plan_pool *p, const config_endpoint *e) {
-  kvrelay_registration *list = calloc(e->adapters_count + 1u, sizeof *list);
-  size_t len = 0;
-  p->descriptor.registrations = list;
-  if (list == NULL)
-    return false;
-  list[len].canonical_model_id = text_of(e->model);
-  list[len].target.present = true;
-  list[len].target.kind = KVRELAY_TARGET_BASE;
-  list[len].target.base_model = text_of(e->model);
-  bool ok = fill_aliases(&list[len++], e->aliases, e->aliases_count);
-  for (unsigned i = 0; i < e->adapters_count; i++) {
-    const config_adapter *a = &e->adapters[i];
-    if (!carried(e, a))
-      continue;
-    list[len].canonical_model_id = text_of(a->id);
-    list[len].target.present = true;
-    list[len].target.kind = KVRELAY_TARGET_LORA;
-    list[len].target.base_model = text_of(e->model);
-    list[len].target.adapter = text_of(a->runtime_name);
-    ok = fill_aliases(&list[len++], a->aliases, a->aliases_count) && ok;
-  }
-  qsort(list, len, sizeof *list, registration_order);
-  p->descriptor.registrations_len = len;
-  return ok;
-}
-
-static bool fill_roles(plan_pool *p, const config_endpoint *e) {
-  int32_t *list = calloc(KVRELAY_ROLE_LEGACY, sizeof *list);
-  size_t len = 0;
-  if (list == NULL)
-    return false;
-  for (int32_t role = KVRELAY_ROLE_PREFILL; role <= KVRELAY_ROLE_LEGACY; role++)
-    for (unsigned i = 0; i < e->workers_count; i++)
-      if (e->workers[i].role == role) {
-        list[len++] = role;
-        break;
-      }
-  p->descriptor.pool_roles.ptr = list;
-  p->descriptor.pool_roles.len = len;
-  return true;
-}
+/* ---- identities ---- */
 
 static bool digest(const config_map_entry *map, unsigned count, const config_endpoint *e,
                    bool scope, kvrelay_digest *out) {
@@ -168,17 +23,10 @@ static bool digest(const config_map_entry *map, unsigned count, const config_end
                                        e->hash_format, out)) == KVRELAY_OK;
 }
 
-static bool has_source(const config_endpoint *e) {
-  for (unsigned i = 0; i < e->workers_count; i++)
-    if (e->workers[i].events.type != CONFIG_EVENTS_NONE && e->workers[i].ranks != 0)
-      return true;
-  return false;
-}
-
-static bool fill_pool(plan_pool *p, const config_endpoint *e, uint64_t dc_id) {
+static void fill_pool(plan_pool *p, const config_endpoint *e, uint64_t dc_id, bool *ok) {
   kvrelay_descriptor *d = &p->descriptor;
-  p->endpoint = e;
   kvrelay_pool_id *id = &d->producer.pool_id;
+  p->endpoint = e;
   d->producer.present = id->present = id->domain.present = true;
   id->identity_version = 1;
   id->dc_id = dc_id;
@@ -189,117 +37,222 @@ static bool fill_pool(plan_pool *p, const config_endpoint *e, uint64_t dc_id) {
   d->query_semantics.present = true;
   d->query_semantics.kv_block_size = e->block_size;
   d->query_semantics.hash_format = e->hash_format;
-  if (e->block_size == 0)
-    p->no_pool = "no block_size";
-  else if (!has_source(e))
-    p->no_pool = "no worker has an event source";
-  return digest(e->semantics, e->semantics_count, e, false, &id->domain.cache_semantics) &&
-         digest(e->routing_scope, e->routing_scope_count, e, true, &id->domain.routing_scope) &&
-         fill_registrations(p, e) && fill_roles(p, e);
+  *ok = digest(e->semantics, e->semantics_count, e, false, &id->domain.cache_semantics) &&
+        digest(e->routing_scope, e->routing_scope_count, e, true, &id->domain.routing_scope) && *ok;
 }
 
-/* ---- the whole file ---- */
+/* ---- cards ---- */
+
+/* How many there are of everything; what is handed out while they are made. */
+typedef struct counts {
+  size_t cards, workers, texts, needs;
+} counts;
+
+static const kvrelay_text *list_texts(const plan *p, counts *n, char *const *texts,
+                                      unsigned count) {
+  kvrelay_text *at = p->texts == NULL ? NULL : p->texts + n->texts;
+  for (unsigned i = 0; at != NULL && i < count; i++)
+    at[i] = text_of(texts[i]);
+  n->texts += count;
+  return at;
+}
+
+static const kvrelay_roles *list_needs(const plan *p, counts *n, const config_worker *w) {
+  kvrelay_roles *at = p->needs == NULL ? NULL : p->needs + n->needs;
+  for (unsigned i = 0; at != NULL && i < w->needs_count; i++)
+    at[i] = (kvrelay_roles){w->needs[i].roles, w->needs[i].len};
+  n->needs += w->needs_count;
+  return at;
+}
+
+static void add_card(const plan *p, counts *n, const kvrelay_card *card) {
+  if (p->cards != NULL)
+    p->cards[n->cards] = *card;
+  n->cards++;
+}
+
+static const config_adapter *adapter_named(const config_endpoint *e, const char *id) {
+  const config_adapter *a = e->adapters;
+  while (strcmp(a->id, id) != 0) /* the configuration's rules: it is there */
+    a++;
+  return a;
+}
+
+static void add_worker(const plan *p, counts *n, const plan_pool *pool, const config_worker *w) {
+  const config_endpoint *e = pool->endpoint;
+  const size_t first = n->cards;
+  kvrelay_card card = {0};
+  card.endpoint = pool->descriptor.serving_endpoint;
+  card.domain = pool->descriptor.producer.pool_id.domain;
+  card.semantics = pool->descriptor.query_semantics;
+  card.model_id = text_of(e->model);
+  card.aliases = list_texts(p, n, e->aliases, e->aliases_count);
+  card.aliases_len = e->aliases_count;
+  card.worker_id = w->id;
+  card.role = w->role;
+  card.needs = list_needs(p, n, w);
+  card.needs_len = w->needs_count;
+  add_card(p, n, &card);
+  card.has_suffix = card.has_lora = true;
+  for (unsigned i = 0; i < w->adapters_count; i++) {
+    const config_adapter *a = adapter_named(e, w->adapters[i]);
+    card.model_id = text_of(a->id);
+    card.adapter = text_of(a->runtime_name);
+    card.aliases = list_texts(p, n, a->aliases, a->aliases_count);
+    card.aliases_len = a->aliases_count;
+    add_card(p, n, &card);
+  }
+  if (p->workers != NULL)
+    p->workers[n->workers] = (plan_worker){w, first, n->cards - first};
+  n->workers++;
+}
+
+/* The cards of all workers; while there is no room for them they are counted. */
+static counts add_all(plan *p) {
+  counts n = {0};
+  for (unsigned i = 0; i < p->pools_count; i++) {
+    p->pools[i].first_worker = n.workers;
+    for (unsigned k = 0; k < p->pools[i].endpoint->workers_count; k++)
+      add_worker(p, &n, &p->pools[i], &p->pools[i].endpoint->workers[k]);
+  }
+  return n;
+}
+
+static bool make_cards(plan *p) {
+  const counts n = add_all(p);
+  p->cards = calloc(n.cards + 1, sizeof *p->cards);
+  p->workers = calloc(n.workers + 1, sizeof *p->workers);
+  p->texts = calloc(n.texts + 1, sizeof *p->texts);
+  p->needs = calloc(n.needs + 1, sizeof *p->needs);
+  if (p->cards == NULL || p->workers == NULL || p->texts == NULL || p->needs == NULL)
+    return false;
+  (void)add_all(p);
+  p->cards_len = n.cards;
+  p->workers_len = n.workers;
+  p->derived_len = kvrelay_topology_mem_size(p->cards, p->cards_len);
+  p->derived = malloc(p->derived_len);
+  return p->derived != NULL && kvrelay_topology_derive(p->cards, p->cards_len, p->derived,
+                                                       p->derived_len, &p->topology) == KVRELAY_OK;
+}
+
+/* ---- what came of them ---- */
+
+static bool has_source(const config_endpoint *e) {
+  for (unsigned i = 0; i < e->workers_count; i++)
+    if (e->workers[i].events.type != CONFIG_EVENTS_NONE && e->workers[i].ranks != 0)
+      return true;
+  return false;
+}
 
 static const char *endpoint_name(const config_endpoint *e, char out[512]) {
   snprintf(out, 512, "%s/%s/%s", e->namespace_, e->component, e->endpoint);
   return out;
 }
 
-/* Registrations whose id, and aliases that, have two meanings go everywhere. */
-static void drop_ambiguous(plan *p, const claims *names, FILE *report) {
+static const kvrelay_registration *registered(const kvrelay_endpoint_state *s, const char *id) {
+  for (size_t i = 0; i < s->registrations_len; i++)
+    if (kvrelay_text_equal(s->registrations[i].canonical_model_id, text_of(id)))
+      return &s->registrations[i];
+  return NULL;
+}
+
+/* Says which of the names of one model are left out. */
+static void report_names(const kvrelay_endpoint_state *s, const config_endpoint *e, const char *id,
+                         char *const *aliases, unsigned count, FILE *report) {
+  const kvrelay_registration *r = registered(s, id);
   char name[512];
-  for (unsigned i = 0; i < p->pools_count; i++) {
-    plan_pool *pool = &p->pools[i];
-    kvrelay_registration *list = (kvrelay_registration *)(uintptr_t)pool->descriptor.registrations;
-    size_t kept = 0;
-    for (size_t j = 0; j < pool->descriptor.registrations_len; j++) {
-      kvrelay_registration r = list[j];
-      if (ambiguous(names, r.canonical_model_id)) {
-        fprintf(report,
-                "warning: %s: the name '%.*s' has two meanings in this file, so its registration "
-                "is left out\n",
-                endpoint_name(pool->endpoint, name), (int)r.canonical_model_id.len,
-                (const char *)r.canonical_model_id.ptr);
-        free((void *)(uintptr_t)r.aliases);
-        continue;
-      }
-      kvrelay_text *aliases = (kvrelay_text *)(uintptr_t)r.aliases;
-      size_t aliases_kept = 0;
-      for (size_t k = 0; k < r.aliases_len; k++) {
-        if (ambiguous(names, aliases[k]))
-          fprintf(report,
-                  "warning: %s: the alias '%.*s' has two meanings in this file and is left out\n",
-                  endpoint_name(pool->endpoint, name), (int)aliases[k].len,
-                  (const char *)aliases[k].ptr);
-        else
-          aliases[aliases_kept++] = aliases[k];
-      }
-      r.aliases_len = aliases_kept;
-      list[kept++] = r;
-    }
-    pool->descriptor.registrations_len = kept;
-    if (kept == 0 && pool->no_pool == NULL)
-      pool->no_pool = "no registration left";
+  if (r == NULL)
+    fprintf(report,
+            "warning: %s: the name '%s' has two meanings in this file, so its registration is left "
+            "out\n",
+            endpoint_name(e, name), id);
+  for (unsigned i = 0; r != NULL && i < count; i++) {
+    bool kept = strcmp(aliases[i], id) == 0;
+    for (size_t k = 0; k < r->aliases_len && !kept; k++)
+      kept = kvrelay_text_equal(r->aliases[k], text_of(aliases[i]));
+    if (!kept)
+      fprintf(report, "warning: %s: the alias '%s' has two meanings in this file and is left out\n",
+              endpoint_name(e, name), aliases[i]);
   }
 }
 
-static void drop_equal_identities(plan *p, FILE *report) {
-  char a[512], b[512];
-  for (unsigned i = 0; i < p->pools_count; i++)
-    for (unsigned j = i + 1; j < p->pools_count; j++) {
-      plan_pool *x = &p->pools[i], *y = &p->pools[j];
-      bool fit = x->endpoint->block_size != 0 && y->endpoint->block_size != 0;
-      if (fit &&
-          kvrelay_pool_id_equal(&x->descriptor.producer.pool_id, &y->descriptor.producer.pool_id)) {
-        fprintf(report, "warning: %s and %s have the same pool identity; neither gets a pool\n",
-                endpoint_name(x->endpoint, a), endpoint_name(y->endpoint, b));
-        x->no_pool = y->no_pool = "same pool identity as another endpoint";
-      }
-    }
+static bool carried(const config_endpoint *e, const config_adapter *a) {
+  for (unsigned i = 0; i < e->workers_count; i++)
+    for (unsigned j = 0; j < e->workers[i].adapters_count; j++)
+      if (strcmp(e->workers[i].adapters[j], a->id) == 0)
+        return true;
+  return false;
 }
+
+/* The derivation is ordered by path, the file is not. */
+static const kvrelay_endpoint_state *state_of(const plan *p, const kvrelay_endpoint *e) {
+  for (size_t i = 0; i < p->topology.endpoints_len; i++) {
+    const kvrelay_endpoint *o = &p->topology.endpoints[i].endpoint;
+    if (kvrelay_text_equal(o->namespace_, e->namespace_) &&
+        kvrelay_text_equal(o->component, e->component) &&
+        kvrelay_text_equal(o->endpoint, e->endpoint))
+      return &p->topology.endpoints[i];
+  }
+  return NULL; /* without workers */
+}
+
+static void settle(const plan *p, plan_pool *pool, FILE *report) {
+  const config_endpoint *e = pool->endpoint;
+  const kvrelay_endpoint_state *s = state_of(p, &pool->descriptor.serving_endpoint);
+  char name[512];
+  if (s == NULL) {
+    pool->no_pool = "no workers";
+    return;
+  }
+  pool->descriptor.registrations = s->registrations;
+  pool->descriptor.registrations_len = s->registrations_len;
+  pool->descriptor.pool_roles = s->roles;
+  report_names(s, e, e->model, e->aliases, e->aliases_count, report);
+  for (unsigned i = 0; i < e->adapters_count; i++)
+    if (carried(e, &e->adapters[i]))
+      report_names(s, e, e->adapters[i].id, e->adapters[i].aliases, e->adapters[i].aliases_count,
+                   report);
+  if (e->block_size == 0)
+    pool->no_pool = "no block_size"; /* was told when the file was read */
+  else if (s->registrations_len == 0)
+    pool->no_pool = "no registration left";
+  else if (!has_source(e))
+    pool->no_pool = "no worker has an event source";
+  else if (!s->fit) {
+    pool->no_pool = s->why;
+    fprintf(report, "warning: %s gets no pool: %s\n", endpoint_name(e, name), s->why);
+  }
+}
+
+/* ---- the whole file ---- */
 
 plan *plan_make(const config *c, FILE *report) {
   plan *p = calloc(1, sizeof *p);
-  claims names = {0};
   if (p == NULL)
     return NULL;
   p->pools = calloc(c->endpoints_count + 1u, sizeof *p->pools);
   p->pools_count = p->pools == NULL ? 0 : c->endpoints_count;
   bool ok = p->pools != NULL && kvrelay_dc_id(text_of(c->relay.dc), &p->dc_id) == KVRELAY_OK;
-  for (unsigned i = 0; i < p->pools_count && ok; i++) {
-    ok = fill_pool(&p->pools[i], &c->endpoints[i], p->dc_id);
-    for (size_t j = 0; ok && j < p->pools[i].descriptor.registrations_len; j++) {
-      const kvrelay_registration *r = &p->pools[i].descriptor.registrations[j];
-      claims_add(&names, r->canonical_model_id, r);
-      for (size_t k = 0; k < r->aliases_len; k++)
-        claims_add(&names, r->aliases[k], r);
-    }
-  }
-  if (ok && !names.failed) {
-    if (names.len != 0)
-      qsort(names.list, names.len, sizeof *names.list, claim_order);
-    drop_ambiguous(p, &names, report);
-    drop_equal_identities(p, report);
-  }
-  free(names.list);
-  if (!ok || names.failed) {
+  for (unsigned i = 0; i < p->pools_count; i++)
+    fill_pool(&p->pools[i], &c->endpoints[i], p->dc_id, &ok);
+  if (!ok || !make_cards(p)) {
     plan_free(p);
     return NULL;
   }
+  for (unsigned i = 0; i < p->pools_count; i++)
+    settle(p, &p->pools[i], report);
   return p;
 }
 
 void plan_free(plan *p) {
   if (p == NULL)
     return;
-  for (unsigned i = 0; i < p->pools_count; i++) {
-    kvrelay_descriptor *d = &p->pools[i].descriptor;
-    for (size_t j = 0; j < d->registrations_len; j++)
-      free((void *)(uintptr_t)d->registrations[j].aliases);
-    free((void *)(uintptr_t)d->registrations);
-    free((void *)(uintptr_t)d->pool_roles.ptr);
-  }
   free(p->pools);
+  free(p->cards);
+  free(p->workers);
+  free(p->texts);
+  free(p->needs);
+  free(p->derived);
   free(p);
 }
 

@@ -241,10 +241,9 @@ static int read_traces(serve *s, const char *config_dir) {
   return code;
 }
 
-int serve_open(serve *s, const config *c, const plan *p, const char *config_dir) {
+int serve_open(serve *s, const plan *p, const char *config_dir) {
   uint64_t now_ns = serve_now_ns();
   memset(s, 0, sizeof *s);
-  s->plan = p;
   s->pools = calloc(p->pools_count + 1u, sizeof *s->pools);
   int code = s->pools == NULL ? 71 : open_relay(s, p, now_ns);
   if (code == 0)
@@ -260,7 +259,7 @@ int serve_open(serve *s, const config *c, const plan *p, const char *config_dir)
     code = read_traces(s, config_dir);
   }
   if (code == 0)
-    code = topology_open(&s->topology, c, p);
+    code = topology_open(&s->topology, p);
   if (code == 0)
     topology_poll(&s->topology, s, now_ns);
   return code;

@@ -31,7 +31,6 @@ typedef struct serve {
   uint64_t fenced_seen;           /* producers_fenced of the relay as of the last serve_poll */
   kvrelay_engine_decoder decoder; /* one for all feeds: they run one after the other */
   void *decoder_mem;
-  const plan *plan;
   served_pool *pools;
   unsigned pools_count;
   topology topology;
@@ -44,7 +43,7 @@ typedef struct serve {
  * start at `config_dir`; engines are not connected yet.  0, or an exit code after a log line;
  * serve_close is due either way.  `p` and its configuration must outlive the daemon.
  */
-int serve_open(serve *s, const config *c, const plan *p, const char *config_dir);
+int serve_open(serve *s, const plan *p, const char *config_dir);
 /* Connects the engine feeds; after the listener is up.  As serve_open. */
 int serve_connect(serve *s, struct event_base *base);
 /* After the transports are closed. */
