@@ -127,6 +127,42 @@ def refusals(channel):
     check("serving load is not offered", later == ("UNIMPLEMENTED", None), later)
 
 
+def all_at_once(channel, limit=64):
+    """X7: every stream of every plane up to its limit on one connection; the next one of each is refused."""
+    planes = (
+        ("WatchKvPoolCatalog", pb.WatchKvPoolCatalogRequest, pb.KvPoolCatalogUpdate),
+        ("SubscribeServingReadiness", pb.SubscribeServingReadinessRequest, pb.ServingReadinessUpdate),
+        ("SubscribeKvPoolLoad", pb.SubscribeKvPoolLoadRequest, pb.KvPoolLoadUpdate),
+    )
+
+    def opened(method, kind, reply, **more):
+        return stream(channel, method, kind(subscriber_id="crowd", contract_marker=MARKER, **more), reply)
+
+    first = opened(*planes[0])
+    producer = next(first).snapshot.pools[0].producer
+    first.cancel()
+    planes = [(method, kind, reply, {}) for method, kind, reply in planes]
+    planes.append(("SubscribeKvPool", pb.SubscribeKvPoolRequest, pb.FilterUpdate, {"expected_producer": producer}))
+    time.sleep(0.5)  # until the cancelled one has given its place back
+    calls = [opened(method, kind, reply, **more) for _ in range(limit) for method, kind, reply, more in planes]
+    answered = sum(1 for call in calls if next(call) is not None)
+    check(f"{len(calls)} streams on one connection", answered == 4 * limit, answered)
+    for method, kind, reply, more in planes:
+        try:
+            next(opened(method, kind, reply, **more))
+            got = "OK", None
+        except grpc.RpcError as error:
+            got = error.code().name, dict(error.trailing_metadata() or ()).get("kv-relay-error-reason")
+        check(f"one more of {method} is refused", got == ("RESOURCE_EXHAUSTED", "RELAY_ERROR_REASON_RESOURCE_LIMIT"), got)
+    for call in calls:
+        call.cancel()
+    time.sleep(0.5)
+    for method, kind, reply, more in planes:
+        call = opened(method, kind, reply, **more)
+        check(f"a place of {method} is free again", next(call) is not None)
+        call.cancel()
+
+
 def asked(address):
     """Our own tool beside it: what is not known has no number."""
     code, out, err = kvrelay("query", address, "--model", "llama", "--token-ids", ",".join(map(str, range(8))), "--json")
@@ -193,6 +229,7 @@ def main():
         engine.send([stored([11], list(range(8)), 8)])
         load(channel)
         refusals(channel)
+        all_at_once(channel)
         asked(daemon.address)
         readiness(channel, engine, daemon)
     finish()
