@@ -382,6 +382,30 @@ Test(service, catalog_above_the_message_bound_S62) {
   bare_close(&b);
 }
 
+Test(service, load_above_the_message_bound) {
+  const kvrelay_relay_config cfg = fx_config();
+  bare b;
+  bare_open(&b, &cfg, 300);
+  const kvrelay_request q = fx_request(KVRELAY_METHOD_SUBSCRIBE_LOAD);
+  taken *one = ask_request(&b, 1, &q), *two = ask_request(&b, 2, &q);
+  for (unsigned i = 1; i <= 4; i++) {
+    fx_publish(b.f, i, 100);
+    b.f->now += SECOND;
+    bare_turn(&b);
+    cr_assert(one->len == two->len && memcmp(one->bytes, two->bytes, one->len) == 0);
+    const bool fits = i < 3;
+    cr_assert(one->messages == (fits ? i + 1 : 3) && one->ends == !fits, "%u pools", i);
+  }
+  cr_assert_eq(two->status.reason, KVRELAY_REASON_RESOURCE_LIMIT);
+  fx_withdraw(b.f, 1);
+  fx_withdraw(b.f, 2); /* the next window fits again */
+  b.f->now += SECOND;
+  bare_turn(&b);
+  one = ask_request(&b, 3, &q);
+  cr_assert(one->messages == 1 && one->ends == 0);
+  bare_close(&b);
+}
+
 Test(service, orderly_stop) {
   const kvrelay_relay_config cfg = fx_config();
   bare b;
