@@ -21,6 +21,7 @@ COMMON_SRC := $(wildcard tools/common/*.c)
 UNIT_SRC := $(wildcard tests/unit/test_*.c)
 SUPPORT_SRC := $(wildcard tests/support/*.c) tests/vectors/vectors.c
 HELPER_SRC := $(wildcard tests/programs/*.c)
+SIM_SRC := $(wildcard tests/sim/*.c)
 FUZZ_SRC := $(wildcard tests/fuzz/fuzz_*.c)
 VECTOR_SRC := tests/vectors/run_vectors.c $(wildcard tests/vectors/vec_*.c)
 BENCH_SRC := $(wildcard bench/bench_*.c)
@@ -133,6 +134,15 @@ $(FUZZERS): $(BUILD)/tests/fuzz_%: $(BUILD)/obj/tests/fuzz/fuzz_%.o $(call obj,t
 
 fuzzers: $(FUZZERS)
 
+# The simulated world.
+SIM := $(BUILD)/tests/sim
+$(SIM): $(call obj,$(SIM_SRC)) $(LIB)
+	@mkdir -p $(@D)
+	$(LINK) $^ $(LIBS) -o $@
+
+sim: $(SIM) ## seeds of the simulated world: SEEDS=N (1000) from SEED=N (1) on
+	@$(SIM) --seeds $(or $(SEEDS),1000) $(if $(SEED),--seed $(SEED))
+
 # Programs that end-to-end scripts run.
 $(HELPERS): $(BUILD)/tests/%: $(BUILD)/obj/tests/programs/%.o $(SUPPORT) $(LIB)
 	$(LINK) $^ $(LIBS) -o $@
@@ -211,7 +221,7 @@ $(BUILD)/tests/python/%_pb2.py: proto/%.proto
 	@mkdir -p $(@D)
 	protoc -I proto --python_out=$(@D) $<
 
-tests: $(UNITS) $(RUN_VECTORS) $(FUZZERS) $(HELPERS) $(PB_PY) ## build all test programs
+tests: $(UNITS) $(RUN_VECTORS) $(FUZZERS) $(HELPERS) $(SIM) $(PB_PY) ## build all test programs
 
 test: all tests ## unit tests and vectors, one build, no end-to-end tests
 	scripts/run-tests --vectors '$(VECTORS)' $(UNITS) $(RUN_VECTORS) $(FUZZERS)
@@ -293,6 +303,6 @@ help: ## this list
 	@sed -n 's/^\([a-z-]*\):.* ## \(.*\)/\1|\2/p' Makefile | awk -F'|' '{ printf "  make %-13s %s\n", $$1, $$2 }'
 
 FORCE:
-.PHONY: all tests fuzzers test check check-all study fuzz coverage cross-build cross-short-build cross-test cross-short examples demo bench bench-peers benches format format-check firmware toc function-size threads deps deps-build deps-bench deps-check deps-check-all clean help FORCE
+.PHONY: all tests sim fuzzers test check check-all study fuzz coverage cross-build cross-short-build cross-test cross-short examples demo bench bench-peers benches format format-check firmware toc function-size threads deps deps-build deps-bench deps-check deps-check-all clean help FORCE
 
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)

@@ -505,28 +505,6 @@ Test(router, what_waits_is_bounded_and_the_oldest_go) {
   fixture_free(f);
 }
 
-Test(router, answers_that_nobody_asked_for_do_nothing) {
-  fixture *f = fresh(true);
-  dump_event(f, store(0, 1, 0)); /* before its begin */
-  cr_assert_not(dump_end(f, 9));
-  again(f, store(1, 1, 0)); /* before the request was taken */
-  OK(kvrelay_router_again_end(&f->router, 1, 0));
-  cr_assert_eq(blocks_of(f, 0), 0);
-  cr_assert_not(stats(f)->has_event_id);
-  ASKED(f, true, 0);
-  dump_begin(f);
-  cr_assert_eq(kvrelay_router_dump_begin(&f->router, &f->next, f->next_mem,
-                                         ckf_producer_mem_size(&f->pc), 0),
-               KVRELAY_ERR_STATE, "one at a time");
-  cr_assert(dump_end(f, 3));
-  OK(kvrelay_router_failed(&f->router, KVRELAY_ROUTER_BROKEN, 0)); /* it came, after all */
-  again(f, store(9, 1, 0));
-  OK(kvrelay_router_again_end(&f->router, 9, 0));
-  cr_assert_eq(stats(f)->last_event_id, 3);
-  cr_assert(stats(f)->complete);
-  fixture_free(f);
-}
-
 Test(router, a_reset_source_is_gone) {
   fixture *f = fresh(true);
   ASKED(f, true, 0);

@@ -382,30 +382,6 @@ Test(service, catalog_above_the_message_bound_S62) {
   bare_close(&b);
 }
 
-Test(service, load_above_the_message_bound) {
-  const kvrelay_relay_config cfg = fx_config();
-  bare b;
-  bare_open(&b, &cfg, 300);
-  const kvrelay_request q = fx_request(KVRELAY_METHOD_SUBSCRIBE_LOAD);
-  taken *one = ask_request(&b, 1, &q), *two = ask_request(&b, 2, &q);
-  for (unsigned i = 1; i <= 4; i++) {
-    fx_publish(b.f, i, 100);
-    b.f->now += SECOND;
-    bare_turn(&b);
-    cr_assert(one->len == two->len && memcmp(one->bytes, two->bytes, one->len) == 0);
-    const bool fits = i < 3;
-    cr_assert(one->messages == (fits ? i + 1 : 3) && one->ends == !fits, "%u pools", i);
-  }
-  cr_assert_eq(two->status.reason, KVRELAY_REASON_RESOURCE_LIMIT);
-  fx_withdraw(b.f, 1);
-  fx_withdraw(b.f, 2); /* the next window fits again */
-  b.f->now += SECOND;
-  bare_turn(&b);
-  one = ask_request(&b, 3, &q);
-  cr_assert(one->messages == 1 && one->ends == 0);
-  bare_close(&b);
-}
-
 Test(service, orderly_stop) {
   const kvrelay_relay_config cfg = fx_config();
   bare b;
@@ -578,62 +554,6 @@ Test(service, a_replica_follows_its_pool) {
   cr_assert_eq(kvrelay_consumer_pool_get(&w.consumer, 0, w.f->now, &view), KVRELAY_OK);
   cr_assert(view.heartbeats >= 5 && !view.stale);
   world_close(&w);
-}
-
-/* The endpoint of a pool of the fixture, as one live worker declares it. */
-static kvrelay_card card_of(const fx_pool *p) {
-  kvrelay_card c = {0};
-  c.endpoint = p->descriptor.serving_endpoint;
-  c.worker_id = 7;
-  c.liveness = KVRELAY_LIVENESS_LIVE;
-  c.model_id = p->registration.canonical_model_id;
-  c.aliases = p->registration.aliases;
-  c.aliases_len = p->registration.aliases_len;
-  c.role = KVRELAY_ROLE_LEGACY;
-  c.domain = p->descriptor.producer.pool_id.domain;
-  c.semantics = p->descriptor.query_semantics;
-  return c;
-}
-
-Test(service, readiness_and_load_follow_the_relay) {
-  const kvrelay_relay_config cfg = fx_config();
-  world w;
-  world_open(&w, &cfg, MS, 0);
-  fx_pool *one = fx_publish(w.f, 1, 100);
-  kvrelay_card card = card_of(one);
-  const size_t len = kvrelay_topology_mem_size(&card, 1);
-  void *mem[2] = {malloc(len), malloc(len)};
-  kvrelay_topology topology[2];
-  const kvrelay_rank_range range = {7, 0, 1, 100};
-  const size_t ranks_len = kvrelay_pool_ranks_mem_size(&range, 1);
-  void *ranks = malloc(ranks_len);
-  cr_assert_eq(kvrelay_pool_set_ranks(one->pool, &range, 1, ranks, ranks_len), KVRELAY_OK);
-  for (int round = 0; round < 6; round++) {
-    card.liveness = round & 1 ? KVRELAY_LIVENESS_DEAD : KVRELAY_LIVENESS_LIVE;
-    cr_assert_eq(kvrelay_topology_derive(&card, 1, mem[round & 1], len, &topology[round & 1]),
-                 KVRELAY_OK);
-    cr_assert_eq(kvrelay_relay_set_topology(&w.f->relay, &topology[round & 1]), KVRELAY_OK);
-    cr_assert_eq(kvrelay_pool_report(one->pool, 7, 0, (uint64_t)round * 10), KVRELAY_OK);
-    world_run(&w, 2 * SECOND);
-    kvrelay_pool_view view;
-    cr_assert_eq(kvrelay_consumer_pool_get(&w.consumer, 0, w.f->now, &view), KVRELAY_OK);
-    cr_assert_eq(view.serving.readiness,
-                 round & 1 ? KVRELAY_READY_UNAVAILABLE : KVRELAY_READY_READY);
-    cr_assert(view.serving.entry->members[0].pool_id.present);
-    cr_assert(view.serving.load_known && view.serving.total_kv_blocks == 100);
-    cr_assert_eq(view.serving.kv_used_blocks, (uint64_t)round * 10);
-    cr_assert(view.serving.load_age_ns <= SECOND + 100 * MS);
-  }
-  const kvrelay_client_stats stats = kvrelay_client_stats_get(w.client);
-  cr_assert(stats.broken == 0 && stats.losses == 0);
-  world_run(&w, 65 * SECOND); /* heartbeats keep readiness fresh */
-  kvrelay_plane_view plane;
-  cr_assert(kvrelay_consumer_readiness(&w.consumer, w.f->now, &plane) && !plane.stale);
-  cr_assert(kvrelay_consumer_load(&w.consumer, w.f->now, &plane) && !plane.stale);
-  world_close(&w);
-  free(mem[0]);
-  free(mem[1]);
-  free(ranks);
 }
 
 Test(service, cut_at_any_moment_and_it_heals_X8) {

@@ -1,0 +1,146 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef SIM_H
+#define SIM_H
+
+/*
+ * A world of relays, their engines and consumers that follow all of them, over connections that
+ * delay, break, refuse and stand still. One seed decides everything; the clock is a number.
+ *
+ *   engines -> sim_pool (who holds what, exactly) -> ckf_producer -> kvrelay_relay
+ *           -> sim_link (mem/) -> kvrelay_consumer -> sim_check (what may never be seen)
+ */
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "kvrelay.h"
+#include "transports/client.h"
+#include "transports/mem/mem.h"
+#include "transports/service.h"
+
+#define SIM_MS UINT64_C(1000000)
+#define SIM_SECOND (1000 * SIM_MS)
+
+enum {
+  SIM_BLOCK = 4,   /* tokens */
+  SIM_PROMPTS = 5, /* of a pool; they share beginnings */
+  SIM_DEPTH = 12,  /* blocks of a prompt */
+  SIM_MEMBERS = 3, /* engines of a pool */
+  SIM_RELAYS_CAP = 8,
+  SIM_POOLS_CAP = 16,
+  SIM_CONSUMERS_CAP = 64
+};
+
+/* What a seed is asked to be. */
+typedef struct sim_plan {
+  uint64_t seed;
+  uint32_t relays, pools, consumers; /* of each relay; 0 = the seed decides */
+  uint64_t active_ns;                /* faults and events for this long, 0 = the seed decides */
+  uint64_t step_ns;                  /* mean time between events, 0 = the seed decides */
+} sim_plan;
+
+/* What a producer had published at one sequence. */
+typedef struct sim_published {
+  uint64_t words;              /* hash of the filter */
+  uint8_t depths[SIM_PROMPTS]; /* exact */
+} sim_published;
+
+/* Every producer there was, by its identity, and all its sequences. */
+typedef struct sim_line {
+  kvrelay_producer producer;
+  sim_published *published;
+  uint64_t len, cap;
+  bool withdrawn;
+} sim_line;
+
+typedef struct sim_pool {
+  ckf_producer state;
+  void *state_mem, *pool_mem;
+  kvrelay_pool *pool; /* NULL = withdrawn */
+  kvrelay_descriptor descriptor;
+  kvrelay_registration registration;
+  char endpoint[8], model[8];
+  uint32_t tokens[SIM_PROMPTS][SIM_DEPTH * SIM_BLOCK];
+  uint64_t locals[SIM_PROMPTS][SIM_DEPTH], keys[SIM_PROMPTS][SIM_DEPTH];
+  bool holds[SIM_MEMBERS][SIM_PROMPTS * SIM_DEPTH]; /* by the block's number */
+  uint32_t number[SIM_PROMPTS][SIM_DEPTH];          /* equal for equal blocks */
+  size_t line;                                      /* in sim.lines */
+} sim_pool;
+
+/* Stands before a relay, so that connections outlive its restarts. */
+typedef struct sim_front {
+  kvrelay_service base;
+  kvrelay_service *to; /* NULL = down */
+} sim_front;
+
+typedef struct sim_relay {
+  sim_front front;
+  kvrelay_relay relay;
+  kvrelay_relay_config cfg;
+  void *mem;
+  kvrelay_relay_service *service;
+  sim_pool pools[SIM_POOLS_CAP];
+  uint64_t down_until; /* 0 = up */
+  bool few_hubs;       /* fewer than pools: not all of them can be followed at once */
+} sim_relay;
+
+/* One consumer's connection to one relay. */
+typedef struct sim_link {
+  kvrelay_mem *mem;
+  kvrelay_client_transport *transport;
+  kvrelay_consumer consumer;
+  void *consumer_mem;
+  kvrelay_client *client;
+  uint64_t hold_until, refuse_until; /* 0 = not */
+  bool slow;                         /* may lag, from now on */
+  bool starved;                      /* its replicas do not all fit */
+} sim_link;
+
+typedef struct sim {
+  sim_plan plan;
+  uint64_t rng, now, incarnation;
+  sim_relay relays[SIM_RELAYS_CAP];
+  sim_link links[SIM_RELAYS_CAP][SIM_CONSUMERS_CAP];
+  sim_line *lines;
+  size_t lines_len, lines_cap;
+  uint64_t steps, checked, answers;
+  bool calm; /* no faults any more */
+  char failure[512];
+} sim;
+
+/* Runs one seed: NULL, or what went wrong, valid until the next run. */
+const char *sim_run(const sim_plan *plan, sim *counters);
+
+/* ---- shared by the parts ---- */
+
+uint64_t sim_draw(sim *s);
+/* 0 .. n - 1. */
+uint32_t sim_below(sim *s, uint32_t n);
+/* True once in `n`. */
+bool sim_once(sim *s, uint32_t n);
+/* Keeps the first failure. */
+void sim_fail(sim *s, const char *format, ...) __attribute__((format(printf, 2, 3)));
+void *sim_alloc(size_t len);
+
+/* sim_relay.c */
+void sim_relay_open(sim *s, uint32_t r);
+void sim_relay_close(sim *s, uint32_t r);
+/* An event, or a fault of a relay. */
+void sim_relay_step(sim *s, uint32_t r);
+/* Ticks it, wakes its calls, and notes what has been published. */
+void sim_relay_turn(sim *s, uint32_t r);
+void sim_depths(const sim_pool *p, uint8_t depths[SIM_PROMPTS]);
+
+/* sim_link.c */
+void sim_link_open(sim *s, uint32_t r, uint32_t c);
+void sim_link_close(sim *s, uint32_t r, uint32_t c);
+void sim_link_step(sim *s, uint32_t r, uint32_t c);
+/* Delivers what is due and lets the consumer do what it wants; true when something happened. */
+bool sim_link_turn(sim *s, uint32_t r, uint32_t c);
+
+/* sim_check.c: what holds at any time, and what comes to hold when faults have ended. */
+void sim_check_link(sim *s, uint32_t r, uint32_t c);
+bool sim_settled(sim *s);
+
+#endif

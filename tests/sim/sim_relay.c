@@ -1,0 +1,365 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Relays, their pools, and the engines whose blocks these hold. */
+#include "sim.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- the front ---- */
+
+static int front_open(kvrelay_service *self, kvrelay_call *call, const uint8_t *path,
+                      size_t path_len, uint64_t now_ns, void **handle, kvrelay_status *status) {
+  kvrelay_service *const to = ((sim_front *)self)->to;
+  if (to)
+    return to->open(to, call, path, path_len, now_ns, handle, status);
+  memset(status, 0, sizeof *status);
+  status->grpc = KVRELAY_GRPC_UNAVAILABLE;
+  return KVRELAY_ERR_REFUSED;
+}
+
+static int front_message(kvrelay_service *self, void *handle, const uint8_t *bytes, size_t len,
+                         uint64_t now_ns, kvrelay_status *status) {
+  kvrelay_service *const to = ((sim_front *)self)->to;
+  return to->message(to, handle, bytes, len, now_ns, status);
+}
+
+static int front_half_close(kvrelay_service *self, void *handle, uint64_t now_ns,
+                            kvrelay_status *status) {
+  kvrelay_service *const to = ((sim_front *)self)->to;
+  return to->half_close(to, handle, now_ns, status);
+}
+
+static bool front_admitted(kvrelay_service *self, void *handle) {
+  kvrelay_service *const to = ((sim_front *)self)->to;
+  return to->admitted(to, handle);
+}
+
+static int front_pull(kvrelay_service *self, void *handle, uint64_t now_ns, kvrelay_parts *parts,
+                      kvrelay_status *status) {
+  kvrelay_service *const to = ((sim_front *)self)->to;
+  return to->pull(to, handle, now_ns, parts, status);
+}
+
+static void front_close(kvrelay_service *self, void *handle, uint64_t now_ns) {
+  kvrelay_service *const to = ((sim_front *)self)->to;
+  to->close(to, handle, now_ns);
+}
+
+/* ---- pools ---- */
+
+void sim_depths(const sim_pool *p, uint8_t depths[SIM_PROMPTS]) {
+  for (uint32_t t = 0; t < SIM_PROMPTS; t++) {
+    bool held = true;
+    for (depths[t] = 0; held && depths[t] < SIM_DEPTH; depths[t] += held) {
+      held = false;
+      for (uint32_t m = 0; m < SIM_MEMBERS; m++)
+        held |= p->holds[m][p->number[t][depths[t]]];
+    }
+  }
+}
+
+/* Prompts branch off each other at random depths. */
+static void pool_prompts(sim *s, sim_pool *p) {
+  uint32_t numbers = 0;
+  for (uint32_t t = 0; t < SIM_PROMPTS; t++) {
+    const uint32_t of = t ? sim_below(s, t) : 0, shared = t ? sim_below(s, SIM_DEPTH) : 0;
+    size_t n;
+    for (uint32_t i = 0; i < SIM_DEPTH * SIM_BLOCK; i++)
+      p->tokens[t][i] = i < shared * SIM_BLOCK ? p->tokens[of][i] : (uint32_t)sim_draw(s);
+    if (hashfmt_blocks(HASHFMT_FORMAT_STANDARD, SIM_BLOCK, hashfmt_seed(NULL, 0, NULL, 0),
+                       p->tokens[t], SIM_DEPTH * SIM_BLOCK, p->locals[t], p->keys[t], SIM_DEPTH,
+                       &n) != HASHFMT_OK ||
+        n != SIM_DEPTH)
+      sim_fail(s, "a prompt cannot be hashed");
+    for (uint32_t i = 0; i < SIM_DEPTH; i++)
+      p->number[t][i] = i < shared ? p->number[of][i] : numbers++;
+  }
+}
+
+static void pool_describe(sim *s, uint32_t r, uint32_t i, sim_pool *p) {
+  static const int32_t role[] = {KVRELAY_ROLE_AGGREGATED};
+  kvrelay_descriptor *const d = &p->descriptor;
+  kvrelay_pool_id *const id = &d->producer.pool_id;
+  memset(d, 0, sizeof *d);
+  memset(&p->registration, 0, sizeof p->registration);
+  snprintf(p->endpoint, sizeof p->endpoint, "e%u", i);
+  snprintf(p->model, sizeof p->model, "m%u", i);
+  d->producer.present = id->present = id->domain.present = true;
+  id->identity_version = 1;
+  id->dc_id = r + 1;
+  id->domain.cache_semantics =
+      (kvrelay_digest){true, {(uint8_t)i, 1}, KVRELAY_DIGEST_LEN, KVRELAY_SOURCE_EXPLICIT};
+  id->domain.routing_scope =
+      (kvrelay_digest){true, {(uint8_t)i, 2}, KVRELAY_DIGEST_LEN, KVRELAY_SOURCE_EXPLICIT};
+  d->serving_endpoint.present = true;
+  d->serving_endpoint.namespace_ = d->serving_endpoint.component =
+      (kvrelay_text){(const uint8_t *)"sim", 3};
+  d->serving_endpoint.endpoint = (kvrelay_text){(const uint8_t *)p->endpoint, strlen(p->endpoint)};
+  p->registration.canonical_model_id = (kvrelay_text){(const uint8_t *)p->model, strlen(p->model)};
+  p->registration.target =
+      (kvrelay_target){true, KVRELAY_TARGET_BASE, p->registration.canonical_model_id, {NULL, 0}};
+  d->registrations = &p->registration;
+  d->registrations_len = 1;
+  d->query_semantics = (kvrelay_semantics){true, SIM_BLOCK, HASHFMT_FORMAT_STANDARD};
+  d->pool_roles = (kvrelay_roles){role, 1};
+  (void)s;
+}
+
+static uint64_t words_hash(const sim_pool *p) {
+  return hashfmt_hash64((const uint8_t *)ckf_producer_words(&p->state),
+                        8 * (size_t)ckf_producer_format(&p->state)->bucket_count, 0);
+}
+
+/* Writes down what the pool's last sequence stands for. Without a hub the sequence stands still
+ * while the words change (contract 11.1): the first snapshot holds the last of them. */
+static void pool_note(sim *s, sim_pool *p) {
+  sim_line *const line = &s->lines[p->line];
+  const uint64_t sequence = kvrelay_pool_sequence(p->pool);
+  const bool same = line->len != 0 && sequence == line->len - 1;
+  sim_published now;
+  if (same && p->pool->hub_)
+    return;
+  if (!same && sequence != line->len) {
+    sim_fail(s, "sequence %llu follows %llu", (unsigned long long)sequence,
+             (unsigned long long)line->len - 1);
+    return;
+  }
+  now.words = words_hash(p);
+  sim_depths(p, now.depths);
+  line->len -= same;
+  if (line->len == line->cap) {
+    line->cap = line->cap ? 2 * line->cap : 64;
+    line->published = realloc(line->published, line->cap * sizeof now);
+    if (!line->published)
+      abort();
+  }
+  line->published[line->len++] = now;
+}
+
+static void pool_publish(sim *s, uint32_t r, uint32_t i) {
+  sim_relay *const relay = &s->relays[r];
+  sim_pool *const p = &relay->pools[i];
+  pool_describe(s, r, i, p);
+  const size_t len = kvrelay_relay_pool_mem_size(&relay->relay, &p->descriptor);
+  p->pool_mem = sim_alloc(len);
+  const int err = kvrelay_relay_pool_add(&relay->relay, &p->descriptor, &p->state, p->pool_mem, len,
+                                         s->now, &p->pool);
+  if (err != KVRELAY_OK) {
+    sim_fail(s, "a pool cannot be published: %s", kvrelay_strerror(err));
+    return;
+  }
+  if (s->lines_len == s->lines_cap) {
+    s->lines_cap = s->lines_cap ? 2 * s->lines_cap : 16;
+    s->lines = realloc(s->lines, s->lines_cap * sizeof *s->lines);
+    if (!s->lines)
+      abort();
+  }
+  p->line = s->lines_len++;
+  memset(&s->lines[p->line], 0, sizeof s->lines[p->line]);
+  s->lines[p->line].producer = kvrelay_pool_descriptor(p->pool)->producer;
+  pool_note(s, p);
+}
+
+static void pool_withdraw(sim *s, uint32_t r, uint32_t i) {
+  sim_pool *const p = &s->relays[r].pools[i];
+  if (!p->pool)
+    return;
+  kvrelay_relay_pool_remove(&s->relays[r].relay, p->pool, s->now);
+  s->lines[p->line].withdrawn = true;
+  memset(p->pool_mem, 0xA5, 64); /* nobody may look at it any more */
+  free(p->pool_mem);
+  p->pool_mem = NULL;
+  p->pool = NULL;
+}
+
+static void pool_state(sim *s, sim_pool *p) {
+  ckf_producer_config cfg = ckf_producer_config_default();
+  cfg.filter.expected_blocks = 64u << sim_below(s, 6);
+  const size_t len = ckf_producer_mem_size(&cfg);
+  p->state_mem = sim_alloc(len);
+  if (ckf_producer_init(&p->state, &cfg, p->state_mem, len) != CKF_OK)
+    sim_fail(s, "a producer cannot be made");
+  memset(p->holds, 0, sizeof p->holds);
+}
+
+/* ---- a relay's life ---- */
+
+static void relay_up(sim *s, uint32_t r) {
+  sim_relay *const relay = &s->relays[r];
+  kvrelay_relay_service_config service = kvrelay_relay_service_config_default(&relay->relay);
+  relay->cfg.identity.relay_incarnation = ++s->incarnation;
+  const size_t len = kvrelay_relay_mem_size(&relay->cfg);
+  relay->mem = sim_alloc(len);
+  if (kvrelay_relay_init(&relay->relay, &relay->cfg, relay->mem, len, s->now) != KVRELAY_OK ||
+      kvrelay_relay_service_open(&service, &relay->service) != KVRELAY_TRANSPORT_OK) {
+    sim_fail(s, "a relay cannot be made");
+    return;
+  }
+  relay->front.to = kvrelay_relay_service_base(relay->service);
+  relay->down_until = 0;
+  for (uint32_t i = 0; i < s->plan.pools; i++) {
+    pool_state(s, &relay->pools[i]);
+    pool_publish(s, r, i);
+  }
+}
+
+/* Its connections are gone by now. */
+static void relay_down(sim *s, uint32_t r) {
+  sim_relay *const relay = &s->relays[r];
+  for (uint32_t i = 0; i < s->plan.pools; i++) {
+    pool_withdraw(s, r, i);
+    free(relay->pools[i].state_mem);
+    relay->pools[i].state_mem = NULL;
+  }
+  const kvrelay_relay_stats stats = kvrelay_relay_stats_get(&relay->relay);
+  if (stats.catalog_streams + stats.pool_streams != 0)
+    sim_fail(s, "relay %u: a permit was not returned", r);
+  kvrelay_relay_service_close(relay->service);
+  relay->front.to = NULL;
+  free(relay->mem);
+  relay->mem = NULL;
+}
+
+void sim_relay_open(sim *s, uint32_t r) {
+  static const sim_front front = {
+      {front_open, front_message, front_half_close, front_admitted, front_pull, front_close}, NULL};
+  sim_relay *const relay = &s->relays[r];
+  kvrelay_relay_config *const cfg = &relay->cfg;
+  relay->front = front;
+  *cfg = kvrelay_relay_config_default();
+  cfg->identity.drt_instance_id = r + 100;
+  cfg->max_pools = SIM_POOLS_CAP;
+  cfg->max_bucket_count = 1024;
+  cfg->max_catalog_subscribers = cfg->max_subscribers_per_pool = SIM_CONSUMERS_CAP;
+  cfg->max_pool_streams = SIM_CONSUMERS_CAP * SIM_POOLS_CAP;
+  cfg->chunk_buckets = 64u << sim_below(s, 4);
+  cfg->queue_frames = 2u << sim_below(s, 6);
+  cfg->encoding_concurrency = 1 + sim_below(s, 4);
+  cfg->max_hubs = sim_once(s, 4) ? 1 + sim_below(s, s->plan.pools) : 64;
+  s->relays[r].few_hubs = cfg->max_hubs < s->plan.pools;
+  cfg->publication_threshold = 1 + sim_below(s, 20);
+  cfg->publication_delay_ns = (1 + sim_below(s, 100)) * SIM_MS;
+  for (uint32_t i = 0; i < s->plan.pools; i++)
+    pool_prompts(s, &relay->pools[i]);
+  relay_up(s, r);
+}
+
+void sim_relay_close(sim *s, uint32_t r) {
+  if (s->relays[r].front.to)
+    relay_down(s, r);
+}
+
+/* ---- events ---- */
+
+static void pool_store(sim *s, sim_pool *p, uint32_t m) {
+  const uint32_t t = sim_below(s, SIM_PROMPTS), end = 1 + sim_below(s, SIM_DEPTH);
+  const ckf_member member = {40 + m, m};
+  ckf_block blocks[SIM_DEPTH];
+  ckf_outcome outcome;
+  uint32_t from = 0;
+  while (from < end && p->holds[m][p->number[t][from]])
+    from++;
+  for (uint32_t i = from; i < end; i++) {
+    blocks[i].external = p->keys[t][i] ^ m;
+    blocks[i].local = p->locals[t][i];
+    p->holds[m][p->number[t][i]] = true;
+  }
+  if (from == end)
+    return;
+  const int err = ckf_producer_stored(&p->state, &member, CKF_TIER_DEVICE, CKF_DOMAIN_MISSING,
+                                      from > 0, from > 0 ? p->keys[t][from - 1] ^ m : 0, false, 0,
+                                      blocks + from, end - from, &outcome);
+  if (err != CKF_OK)
+    sim_fail(s, "store: %s", ckf_strerror(err));
+}
+
+/* Any blocks, also from the middle. */
+static void pool_drop(sim *s, sim_pool *p, uint32_t m) {
+  const uint32_t t = sim_below(s, SIM_PROMPTS);
+  const ckf_member member = {40 + m, m};
+  uint64_t externals[SIM_DEPTH];
+  ckf_outcome outcome;
+  size_t n = 0;
+  for (uint32_t i = sim_below(s, SIM_DEPTH); i < SIM_DEPTH; i++) {
+    if (!p->holds[m][p->number[t][i]] || sim_once(s, 4))
+      continue;
+    externals[n++] = p->keys[t][i] ^ m;
+    p->holds[m][p->number[t][i]] = false;
+  }
+  const int err = ckf_producer_removed(&p->state, &member, CKF_TIER_DEVICE, CKF_DOMAIN_MISSING,
+                                       externals, n, &outcome);
+  if (err != CKF_OK)
+    sim_fail(s, "removal: %s", ckf_strerror(err));
+}
+
+static void pool_step(sim *s, uint32_t r, uint32_t i) {
+  sim_relay *const relay = &s->relays[r];
+  sim_pool *const p = &relay->pools[i];
+  const uint32_t m = sim_below(s, SIM_MEMBERS);
+  const ckf_member member = {40 + m, m};
+  bool at_once = sim_once(s, 8);
+  if (!p->pool) {
+    if (sim_once(s, 4)) {
+      free(p->state_mem);
+      pool_state(s, p);
+      pool_publish(s, r, i);
+    }
+    return;
+  }
+  if (sim_once(s, 400)) {
+    pool_withdraw(s, r, i);
+    return;
+  }
+  if (sim_once(s, 60)) {
+    if (ckf_producer_remove_rank(&p->state, &member) != CKF_OK)
+      sim_fail(s, "a rank cannot be dropped");
+    memset(p->holds[m], 0, sizeof p->holds[m]);
+    at_once = true;
+  } else if (sim_below(s, 5) < 3) {
+    pool_store(s, p, m);
+  } else {
+    pool_drop(s, p, m);
+  }
+  const int err = at_once ? kvrelay_relay_pool_publish(&relay->relay, p->pool, s->now)
+                          : kvrelay_relay_pool_changed(&relay->relay, p->pool, s->now);
+  if (err != KVRELAY_OK)
+    sim_fail(s, "publication: %s", kvrelay_strerror(err));
+  pool_note(s, p);
+}
+
+void sim_relay_step(sim *s, uint32_t r) {
+  sim_relay *const relay = &s->relays[r];
+  if (!relay->front.to) {
+    if (s->now >= relay->down_until)
+      relay_up(s, r);
+    return;
+  }
+  if (!s->calm && sim_once(s, 1500)) {
+    if (sim_once(s, 2)) { /* an orderly stop: streams end with OK before connections do */
+      kvrelay_relay_shutdown(&relay->relay, s->now);
+      sim_relay_turn(s, r);
+      for (uint32_t c = 0; c < s->plan.consumers; c++)
+        (void)sim_link_turn(s, r, c);
+    }
+    for (uint32_t c = 0; c < s->plan.consumers; c++)
+      kvrelay_mem_cut(s->links[r][c].mem);
+    relay_down(s, r);
+    relay->down_until = s->now + sim_below(s, 40000) * SIM_MS;
+    return;
+  }
+  pool_step(s, r, sim_below(s, s->plan.pools));
+}
+
+void sim_relay_turn(sim *s, uint32_t r) {
+  sim_relay *const relay = &s->relays[r];
+  if (!relay->front.to)
+    return;
+  kvrelay_relay_service_poll(relay->service, s->now);
+  for (uint32_t i = 0; i < s->plan.pools; i++)
+    if (relay->pools[i].pool) {
+      if (kvrelay_pool_fenced(relay->pools[i].pool) != KVRELAY_OK)
+        sim_fail(s, "a producer was fenced");
+      pool_note(s, &relay->pools[i]);
+    }
+}
