@@ -1118,11 +1118,11 @@ KVRELAY_API KVRELAY_MUST_USE int kvrelay_consumer_load_get(const kvrelay_consume
 
 /*
  * Asks all usable pools that list the name; answers sorted best first: known before unknown, deeper
- * (in tokens) first, then catalog order.  Returns the number of answers (also beyond cap), or
- * KVRELAY_ERR_NOT_FOUND (no pool has that name), KVRELAY_ERR_STATE (no catalog yet: unknown),
- * KVRELAY_ERR_MALFORMED (the name is ambiguous: two bindings), KVRELAY_ERR_NOSPACE (scratch_len
- * below the number of complete blocks; nothing written). `scratch` holds sequence hashes;
- * tokens_len entries always suffice.
+ * (in tokens) first, then those that are READY, then catalog order.  Returns the number of answers
+ * (also beyond cap), or KVRELAY_ERR_NOT_FOUND (no pool has that name), KVRELAY_ERR_STATE (no
+ * catalog yet: unknown), KVRELAY_ERR_MALFORMED (the name is ambiguous: two bindings),
+ * KVRELAY_ERR_NOSPACE (scratch_len below the number of complete blocks; nothing written). `scratch`
+ * holds sequence hashes; tokens_len entries always suffice.
  */
 KVRELAY_API ptrdiff_t kvrelay_consumer_query(const kvrelay_consumer *c, const kvrelay_query *q,
                                              kvrelay_answer *answers, size_t cap, uint64_t *scratch,
@@ -6279,10 +6279,14 @@ static bool kvrelay_answer_before_(const void *context, const void *a, const voi
   const kvrelay_answer *const x = (const kvrelay_answer *)a, *const y = (const kvrelay_answer *)b;
   const uint64_t x_tokens = x->depth_blocks * x->block_size;
   const uint64_t y_tokens = y->depth_blocks * y->block_size;
+  const bool x_ready = x->serving.readiness == KVRELAY_READY_READY;
+  const bool y_ready = y->serving.readiness == KVRELAY_READY_READY;
   (void)context;
   if (x->state != y->state)
     return x->state < y->state;
-  return x_tokens != y_tokens ? x_tokens > y_tokens : x->pool < y->pool;
+  if (x_tokens != y_tokens)
+    return x_tokens > y_tokens;
+  return x_ready != y_ready ? x_ready : x->pool < y->pool;
 }
 
 /* Keeps the best `cap` of the answers so far: once full they are a heap with the worst on top. */

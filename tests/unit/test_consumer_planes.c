@@ -415,6 +415,53 @@ Test(consumer_planes, what_stands_beside_a_pool) {
   kit_close(&k);
 }
 
+/* An adapter has a state of its own, and of two equal answers the one that is ready comes first. */
+Test(consumer_planes, answers_tell_what_was_asked_for) {
+  static const kvrelay_registration both[] = {
+      {{(const uint8_t *)"llama", 5},
+       {true, KVRELAY_TARGET_BASE, {(const uint8_t *)"llama", 5}, {NULL, 0}},
+       NULL,
+       0},
+      {{(const uint8_t *)"art", 3},
+       {true, KVRELAY_TARGET_LORA, {(const uint8_t *)"llama", 5}, {(const uint8_t *)"a", 1}},
+       NULL,
+       0}};
+  kvrelay_descriptor pools[3] = {kit_pool(1), kit_pool(3), kit_pool(5)};
+  static const char *const namespaces[] = {"l", "m", "n"};
+  entry_of entries[3];
+  kvrelay_topology_entry list[3];
+  kit k;
+  planes_open(&k);
+  for (int i = 0; i < 3; i++) {
+    pools[i].registrations = both;
+    pools[i].registrations_len = 2;
+    pools[i].serving_endpoint.namespace_ = text(namespaces[i]);
+    make_entry(&entries[i], namespaces[i], "llama", i);
+    entries[i].adapters[0].canonical_model_id = text("art");
+    entries[i].adapters[0].state = 2 - i;
+    entries[i].e.adapters = entries[i].adapters;
+    entries[i].e.adapters_len = 1;
+    list[i] = entries[i].e;
+  }
+  kit_feed_pools(&k, 1, pools, 3);
+  feed_image(&k, 1, list, 3);
+  uint64_t scratch[4];
+  kvrelay_answer answers[3];
+  const uint32_t tokens[4] = {1, 2, 3, 4};
+  for (int adapter = 0; adapter < 2; adapter++) {
+    const kvrelay_query q = {text(adapter ? "art" : "llama"), {NULL, 0}, {NULL, 0}, tokens, 4};
+    for (size_t cap = 1; cap <= 3; cap++) {
+      cr_assert_eq(kvrelay_consumer_query(&k.c, &q, answers, cap, scratch, 4, k.now), 3);
+      cr_assert_eq(answers[0].pool, adapter ? 0 : 2);
+      cr_assert_eq(answers[0].serving.readiness, KVRELAY_READY_READY);
+    }
+    cr_assert(answers[1].pool == (adapter ? 1 : 0) && answers[2].pool == (adapter ? 2 : 1));
+    cr_assert_eq(answers[1].serving.readiness, adapter ? 1 : 0);
+    cr_assert_eq(answers[1].serving.entry->state, adapter ? 1 : 0);
+  }
+  kit_close(&k);
+}
+
 Test(consumer_planes, stale_after_three_windows_of_their_length) {
   const kvrelay_descriptor pool = kit_pool(1);
   const kvrelay_load_entry e = load_of(&pool, 1, 2, 1, 1);
