@@ -400,6 +400,7 @@ Test(router, events_of_another_rank_in_an_answer_end_the_source) {
     cr_assert_eq(blocks_of(f, 0), 0);
     cr_assert_eq(state(f), KVRELAY_ROUTER_FAILED);
     cr_assert_eq(kvrelay_router_deadline_ns(&f->router), KVRELAY_TIME_NONE, "for good");
+    COUNTED(f, FOREIGN_RANK, 1);
     live(f, store(6, 1, 0));
     cr_assert_eq(blocks_of(f, 0), 0);
     fixture_free(f);
