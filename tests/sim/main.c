@@ -34,61 +34,73 @@ static uint64_t number(const char *text, uint64_t most) {
   return n;
 }
 
-int main(int argc, char **argv) {
+/* What a run is asked for, and how to ask for it again. */
+typedef struct run {
+  sim_plan plan;
+  uint64_t seeds; /* 0 = not told */
+  char again[256];
+} run;
+
+/* -1 to go on, or the exit status. */
+static int take_arguments(run *r, int argc, char **argv) {
   static const struct option options[] = {
       {"seed", 1, NULL, 's'},  {"seeds", 1, NULL, 'n'}, {"relays", 1, NULL, 'r'},
       {"pools", 1, NULL, 'p'}, {"hours", 1, NULL, 't'}, {"consumers", 1, NULL, 'c'},
       {"step", 1, NULL, 'm'},  {"help", 0, NULL, 'h'},  {NULL, 0, NULL, 0}};
-  static sim world;
-  sim_plan plan = {1, 0, 0, 0, 0, 0};
-  uint64_t seeds = 0, failed = 0;
-  char again[256] = "";
   for (int o; (o = getopt_long(argc, argv, "", options, NULL)) != -1;) {
     switch (o) {
     case 's':
-      plan.seed = number(optarg, UINT64_MAX);
-      seeds = seeds ? seeds : 1;
+      r->plan.seed = number(optarg, UINT64_MAX);
+      r->seeds = r->seeds ? r->seeds : 1;
       continue;
     case 'n':
-      seeds = number(optarg, UINT32_MAX);
+      r->seeds = number(optarg, UINT32_MAX);
       continue;
     case 'r':
-      plan.relays = (uint32_t)number(optarg, SIM_RELAYS_CAP);
+      r->plan.relays = (uint32_t)number(optarg, SIM_RELAYS_CAP);
       break;
     case 'p':
-      plan.pools = (uint32_t)number(optarg, SIM_POOLS_CAP);
+      r->plan.pools = (uint32_t)number(optarg, SIM_POOLS_CAP);
       break;
     case 'c':
-      plan.consumers = (uint32_t)number(optarg, SIM_CONSUMERS_CAP);
+      r->plan.consumers = (uint32_t)number(optarg, SIM_CONSUMERS_CAP);
       break;
     case 't':
-      plan.active_ns = number(optarg, 100000) * 3600 * SIM_SECOND;
+      r->plan.active_ns = number(optarg, 100000) * 3600 * SIM_SECOND;
       break;
     case 'm':
-      plan.step_ns = number(optarg, 3600000) * SIM_MS;
+      r->plan.step_ns = number(optarg, 3600000) * SIM_MS;
       break;
-    case 'h':
-      fputs(usage, stdout);
-      return 0;
     default:
-      fputs(usage, stderr);
-      return 2;
+      fputs(usage, o == 'h' ? stdout : stderr);
+      return o == 'h' ? 0 : 2;
     }
-    const size_t n = strlen(again);
-    snprintf(again + n, sizeof again - n, " %s %s", argv[optind - 2], argv[optind - 1]);
+    const size_t n = strlen(r->again);
+    for (const struct option *k = options; k->name; k++)
+      if (k->val == o)
+        snprintf(r->again + n, sizeof r->again - n, " --%s %s", k->name, optarg);
   }
-  if (optind != argc) {
-    fputs(usage, stderr);
-    return 2;
-  }
-  seeds = seeds ? seeds : 1000;
-  for (uint64_t i = 0; i < seeds; i++, plan.seed++) {
-    const char *const failure = sim_run(&plan, &world);
+  if (optind == argc)
+    return -1;
+  fputs(usage, stderr);
+  return 2;
+}
+
+int main(int argc, char **argv) {
+  static sim world;
+  run r = {{1, 0, 0, 0, 0, 0}, 0, ""};
+  const int status = take_arguments(&r, argc, argv);
+  uint64_t failed = 0;
+  if (status >= 0)
+    return status;
+  r.seeds = r.seeds ? r.seeds : 1000;
+  for (uint64_t i = 0; i < r.seeds; i++, r.plan.seed++) {
+    const char *const failure = sim_run(&r.plan, &world);
     if (!failure)
       continue;
     failed++;
     printf("FAILED seed %llu: %s\n  again: build/tests/sim --seed %llu%s\n",
-           (unsigned long long)plan.seed, failure, (unsigned long long)plan.seed, again);
+           (unsigned long long)r.plan.seed, failure, (unsigned long long)r.plan.seed, r.again);
     fflush(stdout);
   }
   struct rusage use;
@@ -96,7 +108,7 @@ int main(int argc, char **argv) {
   printf("%llu steps, %llu replicas and %llu answers compared, %ld KiB at most\n",
          (unsigned long long)world.steps, (unsigned long long)world.checked,
          (unsigned long long)world.answers, use.ru_maxrss);
-  printf("%llu passed, %llu failed\n", (unsigned long long)(seeds - failed),
+  printf("%llu passed, %llu failed\n", (unsigned long long)(r.seeds - failed),
          (unsigned long long)failed);
   return failed ? 1 : 0;
 }
