@@ -670,6 +670,16 @@ static int run_raw_frame(const json_t *v, char *why, size_t why_cap) {
       body += f.piece_len;
     }
     ENSURE(kvrelay_frame_done(&f) && kvrelay_framer_empty(&framer), "cut at %zu: not done", split);
+    if (type == KVRELAY_FRAME_CREDIT)
+      ENSURE(kvrelay_frame_u32(&f) == strtoul(name + 7, NULL, 10), "another number");
+    if (type == KVRELAY_FRAME_GOAWAY) { /* "GOAWAY shutdown, last stream 3" */
+      const char *const word = name + 7;
+      const size_t n = strcspn(word, ",");
+      ENSURE(f.aux == KVRELAY_GOAWAY_SHUTDOWN && on &&
+                 kvrelay_frame_u32(&f) == strtoul(on + 7, NULL, 10) && body == 4 + n &&
+                 memcmp(bytes_out + KVRELAY_RAW_HEADER_LEN + 4, word, n) == 0,
+             "another code, stream or text");
+    }
     kvrelay_raw_header_put(bytes_out, f.type, f.stream, f.aux, f.body_len);
     ENSURE(KVRELAY_RAW_HEADER_LEN + body == len && memcmp(bytes_in, bytes_out, len) == 0,
            "cut at %zu: written again it differs", split);
