@@ -2702,16 +2702,18 @@ static uint8_t *kvrelay_put_le_(uint8_t *out, uint32_t v, size_t n) {
   return out;
 }
 
-void kvrelay_framer_init_grpc(kvrelay_framer *f, uint32_t max_bytes) {
+static void kvrelay_framer_init_(kvrelay_framer *f, int32_t kind, uint32_t max_bytes) {
   KVRELAY_MEMSET(f, 0, sizeof *f);
-  f->kind_ = KVRELAY_FRAMER_GRPC_;
+  f->kind_ = kind;
   f->max_bytes_ = max_bytes;
 }
 
+void kvrelay_framer_init_grpc(kvrelay_framer *f, uint32_t max_bytes) {
+  kvrelay_framer_init_(f, KVRELAY_FRAMER_GRPC_, max_bytes);
+}
+
 void kvrelay_framer_init_raw(kvrelay_framer *f, bool from_client, uint32_t max_bytes) {
-  KVRELAY_MEMSET(f, 0, sizeof *f);
-  f->kind_ = from_client ? KVRELAY_FRAMER_CLIENT_ : KVRELAY_FRAMER_SERVER_;
-  f->max_bytes_ = max_bytes;
+  kvrelay_framer_init_(f, from_client ? KVRELAY_FRAMER_CLIENT_ : KVRELAY_FRAMER_SERVER_, max_bytes);
 }
 
 bool kvrelay_framer_empty(const kvrelay_framer *f) {
@@ -2773,6 +2775,7 @@ ptrdiff_t kvrelay_framer_feed(kvrelay_framer *f, const uint8_t *bytes, size_t le
   frame->type = KVRELAY_FRAME_NONE;
   while (f->error_ == KVRELAY_OK) {
     kvrelay_frame *const h = &f->frame_;
+    bool pieces;
     uint32_t n;
     if (h->type == KVRELAY_FRAME_NONE) {
       for (; f->have_ < head_len && used < len; used++)
@@ -2785,19 +2788,20 @@ ptrdiff_t kvrelay_framer_feed(kvrelay_framer *f, const uint8_t *bytes, size_t le
     n = len - used < f->left_ ? (uint32_t)(len - used) : f->left_;
     if (n == 0 && f->left_ > 0)
       return (ptrdiff_t)used;
+    pieces = kvrelay_frame_pieces_(h->type);
     h->piece = n > 0 ? bytes + used : f->small_;
     h->piece_len = n;
     used += n;
     f->left_ -= n;
-    if (!kvrelay_frame_pieces_(h->type) && n < h->body_len) {
+    if (!pieces && n < h->body_len) {
       KVRELAY_MEMCPY(f->small_ + f->have_, h->piece, n);
       f->have_ += n;
       h->piece = f->small_;
       h->piece_len = h->body_len;
     }
-    if (h->type < KVRELAY_FRAME_LATER_ && (f->left_ == 0 || kvrelay_frame_pieces_(h->type)))
+    if (h->type < KVRELAY_FRAME_LATER_ && (f->left_ == 0 || pieces))
       *frame = *h;
-    h->offset += kvrelay_frame_pieces_(h->type) ? n : 0;
+    h->offset += pieces ? n : 0;
     if (f->left_ == 0) {
       h->type = KVRELAY_FRAME_NONE;
       f->have_ = 0;
@@ -3452,10 +3456,13 @@ KVRELAY_API size_t kvrelay_relay_pool_mem_size(const kvrelay_relay *relay,
 
 /* ---- readiness ---- */
 
+#define KVRELAY_ROLE_BIT_(ROLE) (UINT32_C(1) << (ROLE))
+
+/* Bit 0 stands for all numbers that are no role, which nobody has. */
 static uint32_t kvrelay_role_set_(kvrelay_roles roles) {
   uint32_t set = 0;
   for (size_t i = 0; i < roles.len; i++)
-    set |= (uint32_t)1 << roles.ptr[i];
+    set |= KVRELAY_ROLE_BIT_(kvrelay_role_name(roles.ptr[i]) != NULL ? roles.ptr[i] : 0);
   return set;
 }
 
@@ -3567,12 +3574,19 @@ static void kvrelay_put_entry_(hashfmt_blake3_state *h, const kvrelay_topology_e
   }
 }
 
+static void kvrelay_entries_digest_(const kvrelay_topology_entry *entries, size_t len,
+                                    uint8_t digest[32]) {
+  hashfmt_blake3_state h;
+  hashfmt_blake3_init(&h);
+  for (size_t i = 0; i < len; i++)
+    kvrelay_put_entry_(&h, &entries[i]);
+  hashfmt_blake3_final(&h, digest);
+}
+
 /* Copies the entries and adds the links. */
 static void kvrelay_topology_build_(kvrelay_relay *r, uint8_t digest[32]) {
   const struct kvrelay_topology *t = r->topology_;
   kvrelay_topology_member *member = r->members_;
-  hashfmt_blake3_state h;
-  hashfmt_blake3_init(&h);
   r->entries_len_ = t == NULL ? 0 : (uint32_t)t->entries_len;
   for (uint32_t i = 0; i < r->entries_len_; i++) {
     kvrelay_topology_entry *e = &r->entries_[i];
@@ -3587,9 +3601,8 @@ static void kvrelay_topology_build_(kvrelay_relay *r, uint8_t digest[32]) {
       else
         KVRELAY_MEMSET(&member->pool_id, 0, sizeof member->pool_id);
     }
-    kvrelay_put_entry_(&h, e);
   }
-  hashfmt_blake3_final(&h, digest);
+  kvrelay_entries_digest_(r->entries_, r->entries_len_, digest);
 }
 
 static void kvrelay_topology_update_(kvrelay_relay *r) {
@@ -5456,19 +5469,28 @@ static void kvrelay_catalog_install_(kvrelay_consumer *c, kvrelay_catalog_copy_ 
   kvrelay_consumer_touch_(c, 0);
 }
 
-KVRELAY_API int kvrelay_consumer_feed_info(kvrelay_consumer *c, uint32_t call,
-                                           const kvrelay_relay_info *m, uint64_t now_ns) {
+/* How every message of a plane begins: KVRELAY_ERR_NOT_FOUND when the call is not the plane's, else
+ * as kvrelay_consumer_greet_. */
+static int kvrelay_plane_hear_(kvrelay_consumer *c, int plane, uint32_t call,
+                               const kvrelay_envelope *m) {
   uint32_t slot;
   kvrelay_consumer_stream_ *const s = kvrelay_consumer_find_(c, call, &slot);
-  if (s != &c->planes_[KVRELAY_PLANE_INFO_])
+  if (s != &c->planes_[plane])
     return KVRELAY_ERR_NOT_FOUND;
   s->heard = true;
-  switch (kvrelay_consumer_greet_(c, &m->envelope)) {
+  return kvrelay_consumer_greet_(c, m);
+}
+
+KVRELAY_API int kvrelay_consumer_feed_info(kvrelay_consumer *c, uint32_t call,
+                                           const kvrelay_relay_info *m, uint64_t now_ns) {
+  switch (kvrelay_plane_hear_(c, KVRELAY_PLANE_INFO_, call, &m->envelope)) {
+  case KVRELAY_ERR_NOT_FOUND:
+    return KVRELAY_ERR_NOT_FOUND;
   case KVRELAY_OK:
     c->informed_ = true;
     break;
   case KVRELAY_ERR_MALFORMED:
-    kvrelay_consumer_hang_up_(c, s, now_ns);
+    kvrelay_consumer_hang_up_(c, &c->planes_[KVRELAY_PLANE_INFO_], now_ns);
     kvrelay_consumer_touch_(c, KVRELAY_NO_SLOT_);
     break;
   default:
@@ -5483,13 +5505,9 @@ KVRELAY_API int kvrelay_consumer_feed_catalog(kvrelay_consumer *c, uint32_t call
   const kvrelay_catalog_copy_ *const now = kvrelay_consumer_now_(c);
   kvrelay_verdict verdict = KVRELAY_FINE_;
   const char *trouble;
-  uint32_t slot;
-  kvrelay_consumer_stream_ *const s = kvrelay_consumer_find_(c, call, &slot);
-  int rc;
-  if (s != &c->planes_[KVRELAY_PLANE_WATCH_])
-    return KVRELAY_ERR_NOT_FOUND;
-  s->heard = true;
-  rc = kvrelay_consumer_greet_(c, &m->envelope);
+  const int rc = kvrelay_plane_hear_(c, KVRELAY_PLANE_WATCH_, call, &m->envelope);
+  if (rc == KVRELAY_ERR_NOT_FOUND)
+    return rc;
   if (rc == KVRELAY_ERR_STATE)
     return KVRELAY_OK;
   if (rc != KVRELAY_OK) {
@@ -5602,15 +5620,6 @@ static const char *kvrelay_readiness_make_(kvrelay_readiness_copy_ *copy,
   return NULL;
 }
 
-static void kvrelay_readiness_digest_(const kvrelay_readiness_update *m, uint8_t digest[32]) {
-  hashfmt_blake3_state h;
-  size_t i;
-  hashfmt_blake3_init(&h);
-  for (i = 0; i < m->entries_len; i++)
-    kvrelay_put_entry_(&h, &m->entries[i]);
-  hashfmt_blake3_final(&h, digest);
-}
-
 KVRELAY_API int kvrelay_consumer_feed_readiness(kvrelay_consumer *c, uint32_t call,
                                                 const kvrelay_readiness_update *m,
                                                 uint64_t now_ns) {
@@ -5618,17 +5627,13 @@ KVRELAY_API int kvrelay_consumer_feed_readiness(kvrelay_consumer *c, uint32_t ca
   kvrelay_verdict verdict = KVRELAY_FINE_;
   const char *trouble = NULL;
   uint8_t digest[32];
-  uint32_t slot;
-  kvrelay_consumer_stream_ *const s = kvrelay_consumer_find_(c, call, &slot);
   bool repeated;
-  int rc;
-  if (s != &c->planes_[KVRELAY_PLANE_READINESS_])
-    return KVRELAY_ERR_NOT_FOUND;
-  s->heard = true;
-  rc = kvrelay_consumer_greet_(c, &m->envelope);
+  const int rc = kvrelay_plane_hear_(c, KVRELAY_PLANE_READINESS_, call, &m->envelope);
+  if (rc == KVRELAY_ERR_NOT_FOUND)
+    return rc;
   if (rc == KVRELAY_ERR_STATE)
     return KVRELAY_OK;
-  kvrelay_readiness_digest_(m, digest);
+  kvrelay_entries_digest_(m->entries, m->entries_len, digest);
   repeated = copy->in_force && m->revision == copy->revision;
   if (rc != KVRELAY_OK) {
     verdict = KVRELAY_INVALID_(MISSING_FIELD, "relay", 0);
@@ -5707,13 +5712,9 @@ KVRELAY_API int kvrelay_consumer_feed_load(kvrelay_consumer *c, uint32_t call,
   kvrelay_load_copy_ *const copy = &c->load_;
   kvrelay_verdict verdict = KVRELAY_FINE_;
   const char *trouble;
-  uint32_t slot;
-  kvrelay_consumer_stream_ *const s = kvrelay_consumer_find_(c, call, &slot);
-  int rc;
-  if (s != &c->planes_[KVRELAY_PLANE_LOAD_])
-    return KVRELAY_ERR_NOT_FOUND;
-  s->heard = true;
-  rc = kvrelay_consumer_greet_(c, &m->envelope);
+  const int rc = kvrelay_plane_hear_(c, KVRELAY_PLANE_LOAD_, call, &m->envelope);
+  if (rc == KVRELAY_ERR_NOT_FOUND)
+    return rc;
   if (rc == KVRELAY_ERR_STATE)
     return KVRELAY_OK;
   if (rc != KVRELAY_OK) {
@@ -6373,14 +6374,9 @@ KVRELAY_API ptrdiff_t kvrelay_consumer_query(const kvrelay_consumer *c, const kv
 
 /* ==== topology (impl) ==== */
 
-#define KVRELAY_ROLE_BIT_(ROLE) (UINT32_C(1) << (ROLE))
 #define KVRELAY_ROLES_TYPED_                                                                       \
   (KVRELAY_ROLE_BIT_(KVRELAY_ROLE_PREFILL) | KVRELAY_ROLE_BIT_(KVRELAY_ROLE_DECODE) |              \
    KVRELAY_ROLE_BIT_(KVRELAY_ROLE_ENCODE) | KVRELAY_ROLE_BIT_(KVRELAY_ROLE_AGGREGATED))
-
-static bool kvrelay_role_valid_(int32_t role) {
-  return role >= KVRELAY_ROLE_PREFILL && role <= KVRELAY_ROLE_LEGACY;
-}
 
 kvrelay_roles kvrelay_roles_of(uint32_t mask) {
   static const int32_t lists[32][5] = {
@@ -6399,31 +6395,17 @@ kvrelay_roles kvrelay_roles_of(uint32_t mask) {
   return roles;
 }
 
-/* Roles of one alternative; *possible is false when it names one that cannot be there. */
-static uint32_t kvrelay_needs_mask_(const kvrelay_roles *alternative, bool *possible) {
-  uint32_t mask = 0;
-  size_t i;
-  *possible = true;
-  for (i = 0; i < alternative->len; i++)
-    if (kvrelay_role_valid_(alternative->ptr[i]))
-      mask |= KVRELAY_ROLE_BIT_(alternative->ptr[i]);
-    else
-      *possible = false;
-  return mask;
-}
-
 /* What a live unit's needs leave wanting, 0 when an alternative is there in full. */
 static uint32_t kvrelay_needs_missing_(const kvrelay_unit *u, uint32_t present) {
   uint32_t missing = 0;
   size_t i;
   for (i = 0; i < u->needs_len; i++) {
-    bool possible;
-    const uint32_t wanted = kvrelay_needs_mask_(&u->needs[i], &possible) & ~present;
-    if (possible && wanted == 0)
+    const uint32_t wanted = kvrelay_role_set_(u->needs[i]) & ~present;
+    if (wanted == 0)
       return 0;
     missing |= wanted;
   }
-  return missing;
+  return missing & ~KVRELAY_ROLE_BIT_(0);
 }
 
 kvrelay_readiness kvrelay_readiness_judge(const kvrelay_unit *units, size_t units_len) {
@@ -6517,17 +6499,18 @@ typedef struct kvrelay_deriving_ {
   size_t cards_len, sites_len, claimed_len, claims_len, entries_len, members_len, adapters_len;
 } kvrelay_deriving_;
 
-static bool kvrelay_deriving_plan_(kvrelay_deriving_ *d, const kvrelay_card *cards, size_t n,
-                                   uint8_t *base, size_t *bytes) {
+/* Hands out `base`, or only counts; the bytes needed at any alignment, SIZE_MAX = too many. */
+static size_t kvrelay_deriving_plan_(kvrelay_deriving_ *d, const kvrelay_card *cards, size_t n,
+                                     uint8_t *base) {
   kvrelay_bump_ b = {base, 0, false};
   size_t aliases = 0, i;
   for (i = 0; i < n; i++) {
     if (cards[i].aliases_len > SIZE_MAX / 2 - aliases)
-      return false;
+      return SIZE_MAX;
     aliases += cards[i].aliases_len;
   }
   if (n > UINT32_MAX || aliases > UINT32_MAX)
-    return false;
+    return SIZE_MAX;
   KVRELAY_MEMSET(d, 0, sizeof *d);
   d->placed = (kvrelay_placed_ *)kvrelay_bump_take_(&b, n, sizeof *d->placed);
   d->shaped = (kvrelay_placed_ **)kvrelay_bump_take_(&b, n, sizeof *d->shaped);
@@ -6543,14 +6526,12 @@ static bool kvrelay_deriving_plan_(kvrelay_deriving_ *d, const kvrelay_card *car
   d->members = (kvrelay_topology_member *)kvrelay_bump_take_(&b, n, sizeof *d->members);
   d->adapters = (kvrelay_adapter_readiness *)kvrelay_bump_take_(&b, n, sizeof *d->adapters);
   d->cards_len = n;
-  *bytes = b.used;
-  return !b.overflow;
+  return b.overflow ? SIZE_MAX : b.used + 15;
 }
 
 size_t kvrelay_topology_mem_size(const kvrelay_card *cards, size_t cards_len) {
   kvrelay_deriving_ d;
-  size_t bytes;
-  return kvrelay_deriving_plan_(&d, cards, cards_len, NULL, &bytes) ? bytes + 15 : SIZE_MAX;
+  return kvrelay_deriving_plan_(&d, cards, cards_len, NULL);
 }
 
 /* Order of "namespace/component/endpoint". */
@@ -6558,6 +6539,7 @@ static int kvrelay_path_compare_(const kvrelay_endpoint *a, const kvrelay_endpoi
   const kvrelay_text as[3] = {a->namespace_, a->component, a->endpoint};
   const kvrelay_text bs[3] = {b->namespace_, b->component, b->endpoint};
   size_t ai = 0, bi = 0, ap = 0, bp = 0;
+  int order;
   for (;;) { /* -1: the end */
     const int ac = ap < as[ai].len ? as[ai].ptr[ap] : ai < 2 ? '/' : -1;
     const int bc = bp < bs[bi].len ? bs[bi].ptr[bp] : bi < 2 ? '/' : -1;
@@ -6574,14 +6556,9 @@ static int kvrelay_path_compare_(const kvrelay_endpoint *a, const kvrelay_endpoi
       bp = 0;
     }
   }
-  ap = as[0].len - bs[0].len;
-  bp = as[1].len - bs[1].len;
-  return ap != 0   ? (as[0].len < bs[0].len ? -1 : 1)
-         : bp != 0 ? (as[1].len < bs[1].len ? -1 : 1)
-                   : 0;
+  order = kvrelay_u64_compare_(as[0].len, bs[0].len);
+  return order != 0 ? order : kvrelay_u64_compare_(as[1].len, bs[1].len);
 }
-
-static int kvrelay_order_u64_(uint64_t a, uint64_t b) { return (a > b) - (a < b); }
 
 static int kvrelay_domain_compare_(const kvrelay_domain *a, const kvrelay_domain *b) {
   kvrelay_pool_id x, y;
@@ -6610,13 +6587,13 @@ static int kvrelay_shape_compare_(const kvrelay_card *a, const kvrelay_card *b) 
   size_t an, bn, i, k;
   const kvrelay_roles *const as = kvrelay_card_needs_(a, &an), *const bs =
                                                                    kvrelay_card_needs_(b, &bn);
-  int c = kvrelay_order_u64_((uint64_t)kvrelay_card_role_(a), (uint64_t)kvrelay_card_role_(b));
+  int c = kvrelay_u64_compare_((uint64_t)kvrelay_card_role_(a), (uint64_t)kvrelay_card_role_(b));
   c = c != 0 ? c : kvrelay_text_compare_(a->model_type, b->model_type);
-  c = c != 0 ? c : kvrelay_order_u64_(an, bn);
+  c = c != 0 ? c : kvrelay_u64_compare_(an, bn);
   for (i = 0; c == 0 && i < an; i++) {
-    c = kvrelay_order_u64_(as[i].len, bs[i].len);
+    c = kvrelay_u64_compare_(as[i].len, bs[i].len);
     for (k = 0; c == 0 && k < as[i].len; k++)
-      c = kvrelay_order_u64_((uint64_t)as[i].ptr[k], (uint64_t)bs[i].ptr[k]);
+      c = kvrelay_u64_compare_((uint64_t)as[i].ptr[k], (uint64_t)bs[i].ptr[k]);
   }
   return c;
 }
@@ -6626,7 +6603,7 @@ static bool kvrelay_placed_before_(const void *context, const void *a, const voi
   const kvrelay_card *const y = ((const kvrelay_placed_ *)b)->card;
   int c = kvrelay_path_compare_(&x->endpoint, &y->endpoint);
   (void)context;
-  c = c != 0 ? c : kvrelay_order_u64_(x->worker_id, y->worker_id);
+  c = c != 0 ? c : kvrelay_u64_compare_(x->worker_id, y->worker_id);
   c = c != 0 ? c : (int)(x->has_suffix | x->has_lora) - (int)(y->has_suffix | y->has_lora);
   c = c != 0 ? c : kvrelay_text_compare_(x->model_id, y->model_id);
   c = c != 0 ? c : kvrelay_text_compare_(x->adapter, y->adapter);
@@ -6671,7 +6648,7 @@ static uint32_t kvrelay_site_bases_(kvrelay_deriving_ *d, kvrelay_site_ *site) {
         d->placed[i - 1].card->worker_id == c->worker_id)
       kvrelay_conflict_(s, KVRELAY_CONFLICT_TOPOLOGY, "a worker has two base cards");
     p->base = p;
-    if (!kvrelay_text_valid(c->model_id) || !kvrelay_role_valid_(kvrelay_card_role_(c))) {
+    if (!kvrelay_text_valid(c->model_id) || kvrelay_role_name(kvrelay_card_role_(c)) == NULL) {
       kvrelay_conflict_(s, KVRELAY_CONFLICT_BINDING, "a base model's name or role is not valid");
       continue;
     }
@@ -6779,9 +6756,10 @@ static bool kvrelay_claim_before_(const void *context, const void *a, const void
   const kvrelay_claimed_ *const claimed = (const kvrelay_claimed_ *)context;
   const kvrelay_claim_ *const x = (const kvrelay_claim_ *)a, *const y = (const kvrelay_claim_ *)b;
   const int c = kvrelay_text_compare_(x->name, y->name);
-  return c != 0 ? c < 0
-                : kvrelay_registration_compare_(&claimed[x->registration].registration,
-                                                &claimed[y->registration].registration) < 0;
+  if (c != 0 || x->registration == y->registration)
+    return c < 0;
+  return kvrelay_registration_compare_(&claimed[x->registration].registration,
+                                       &claimed[y->registration].registration) < 0;
 }
 
 /* By registration, ids before aliases, and those by bytes. */
@@ -7024,13 +7002,13 @@ int kvrelay_topology_derive(const kvrelay_card *cards, size_t cards_len, void *m
                             kvrelay_topology *out) {
   const size_t need = kvrelay_topology_mem_size(cards, cards_len);
   kvrelay_deriving_ d;
-  size_t bytes, i;
+  size_t i;
   for (i = 0; i < cards_len; i++)
     if (!cards[i].endpoint.present)
       return KVRELAY_ERR_ARG;
-  if (need == SIZE_MAX || need > mem_len ||
-      !kvrelay_deriving_plan_(&d, cards, cards_len, kvrelay_align_(mem), &bytes))
+  if (need == SIZE_MAX || need > mem_len)
     return KVRELAY_ERR_NOSPACE;
+  (void)kvrelay_deriving_plan_(&d, cards, cards_len, kvrelay_align_(mem));
   for (i = 0; i < cards_len; i++) {
     const kvrelay_placed_ placed = {&cards[i], NULL, 0, 0, KVRELAY_CARD_LEFT_OUT_};
     d.placed[i] = placed;

@@ -28,7 +28,7 @@ typedef struct router {
  * that has changed, makes another prompt of it. */
 typedef struct prompt {
   const uint32_t *tokens;
-  size_t token_count;
+  size_t token_count, blocks;
   uint64_t locals[MAX_BLOCKS], keys[MAX_BLOCKS];
   ckf_query query;
   ckf_matches matches;
@@ -52,9 +52,8 @@ static void prompt_grows(prompt *p, const uint32_t *tokens, size_t token_count) 
   const size_t known = ckf_query_known(&p->query);
   p->tokens = tokens;
   p->token_count = token_count;
-  ckf_query_init_lazy(&p->query, p->locals,
-                      (size_t)hashfmt_block_count(HASH_FORMAT, BLOCK_SIZE, token_count), p->keys,
-                      known, prompt_hashes, p);
+  p->blocks = (size_t)hashfmt_block_count(HASH_FORMAT, BLOCK_SIZE, token_count);
+  ckf_query_init_lazy(&p->query, p->locals, p->blocks, p->keys, known, prompt_hashes, p);
 }
 
 static void router_open(router *r) {
@@ -132,13 +131,13 @@ static void router_receives(void *user, unsigned lane, const uint8_t *frame, siz
                                    view.epoch, images, view.image_count);
   }
   printf("lane %u: %s, %zu bytes", lane, ckf_lane_result_name(outcome.result), bytes);
-  if (outcome.result == CKF_LANE_DEACTIVATED)
+  if (outcome.result == CKF_LANE_DEACTIVATED) {
     printf(": %s, %s", ckf_lane_fault_name(outcome.fault), ckf_lane_action_name(outcome.action));
-  printf("\n");
-  if (outcome.result == CKF_LANE_DEACTIVATED)
     r->wants_snapshot[lane] = true; /* whichever of the two actions it is */
-  else if (outcome.result == CKF_LANE_SNAPSHOT_INSTALLED)
+  } else if (outcome.result == CKF_LANE_SNAPSHOT_INSTALLED) {
     r->wants_snapshot[lane] = false;
+  }
+  printf("\n");
 }
 
 /* What the network does now and then. */
@@ -151,7 +150,7 @@ static void router_loses(void *user, unsigned lane, const uint8_t *frame, size_t
 static void show(const char *what, const prompt *p) {
   const ckf_matches *const m = &p->matches;
   unsigned best = CENTRES;
-  printf("%s, %zu blocks:", what, p->token_count / BLOCK_SIZE);
+  printf("%s, %zu blocks:", what, p->blocks);
   for (unsigned i = 0; i < CENTRES; i++) {
     if (!(m->lanes >> i & 1)) {
       printf(" unknown"); /* which is not 0 */

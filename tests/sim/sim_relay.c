@@ -77,7 +77,7 @@ static void pool_prompts(sim *s, sim_pool *p) {
   }
 }
 
-static void pool_describe(sim *s, uint32_t r, uint32_t i, sim_pool *p) {
+static void pool_describe(uint32_t r, uint32_t i, sim_pool *p) {
   static const int32_t role[] = {KVRELAY_ROLE_AGGREGATED};
   kvrelay_descriptor *const d = &p->descriptor;
   kvrelay_pool_id *const id = &d->producer.pool_id;
@@ -103,7 +103,6 @@ static void pool_describe(sim *s, uint32_t r, uint32_t i, sim_pool *p) {
   d->registrations_len = 1;
   d->query_semantics = (kvrelay_semantics){true, SIM_BLOCK, HASHFMT_FORMAT_STANDARD};
   d->pool_roles = (kvrelay_roles){role, 1};
-  (void)s;
 }
 
 static uint64_t words_hash(const sim_pool *p) {
@@ -140,7 +139,7 @@ static void pool_note(sim *s, sim_pool *p) {
 static void pool_publish(sim *s, uint32_t r, uint32_t i) {
   sim_relay *const relay = &s->relays[r];
   sim_pool *const p = &relay->pools[i];
-  pool_describe(s, r, i, p);
+  pool_describe(r, i, p);
   const size_t len = kvrelay_relay_pool_mem_size(&relay->relay, &p->descriptor);
   p->pool_mem = sim_alloc(len);
   const int err = kvrelay_relay_pool_add(&relay->relay, &p->descriptor, &p->state, p->pool_mem, len,

@@ -225,13 +225,19 @@ static ckf_lane_outcome install(ckf_lane *lane, const ckf_identity *identity,
   return ckf_lane_install(lane, identity, lease, sequence, words, BUCKETS);
 }
 
+/* The same with a snapshot of sequence 7. */
+static ckf_lane a_ready_lane(ckf_identity *identity, ckf_lease *lease) {
+  ckf_lane lane = a_lane(identity, lease);
+  cr_assert_eq(ckf_lane_assign(&lane, identity, lease), CKF_OK);
+  cr_assert_eq(install(&lane, identity, lease, 7).result, CKF_LANE_SNAPSHOT_INSTALLED);
+  return lane;
+}
+
 Test(ckf_lane, a_ready_lane_is_refreshed_by_a_new_assignment) {
   ckf_identity identity;
   ckf_lease lease, old;
   const ckf_image image = {0, 1};
-  ckf_lane lane = a_lane(&identity, &lease);
-  cr_assert_eq(ckf_lane_assign(&lane, &identity, &lease), CKF_OK);
-  cr_assert_eq(install(&lane, &identity, &lease, 7).result, CKF_LANE_SNAPSHOT_INSTALLED);
+  ckf_lane lane = a_ready_lane(&identity, &lease);
   old = lease;
   lease.assignment_epoch++;
   cr_assert_eq(ckf_lane_assign(&lane, &identity, &lease), CKF_OK);
@@ -245,9 +251,7 @@ Test(ckf_lane, a_ready_lane_is_refreshed_by_a_new_assignment) {
 Test(ckf_lane, a_snapshot_for_a_ready_lane_is_taken_at_the_second_time) {
   ckf_identity identity;
   ckf_lease lease;
-  ckf_lane lane = a_lane(&identity, &lease);
-  cr_assert_eq(ckf_lane_assign(&lane, &identity, &lease), CKF_OK);
-  cr_assert_eq(install(&lane, &identity, &lease, 7).result, CKF_LANE_SNAPSHOT_INSTALLED);
+  ckf_lane lane = a_ready_lane(&identity, &lease);
   cr_assert_eq(install(&lane, &identity, &lease, 7).result, CKF_LANE_IGNORED_STALE);
   const ckf_lane_outcome out = install(&lane, &identity, &lease, 9);
   cr_assert_eq(out.fault, CKF_FAULT_SNAPSHOT_WHILE_READY);
@@ -262,9 +266,7 @@ Test(ckf_lane, after_a_lost_delta_any_snapshot_under_the_same_lease_goes_on) {
   ckf_identity identity;
   ckf_lease lease;
   const ckf_image image = {0, 1};
-  ckf_lane lane = a_lane(&identity, &lease);
-  cr_assert_eq(ckf_lane_assign(&lane, &identity, &lease), CKF_OK);
-  cr_assert_eq(install(&lane, &identity, &lease, 7).result, CKF_LANE_SNAPSHOT_INSTALLED);
+  ckf_lane lane = a_ready_lane(&identity, &lease);
   ckf_lane_outcome out = ckf_lane_apply_delta(&lane, &identity, &lease, 8, 9, &image, 1);
   cr_assert_eq(out.fault, CKF_FAULT_BASE_MISMATCH);
   cr_assert_eq(out.action, CKF_ACTION_DEACTIVATE_AND_SNAPSHOT);
@@ -304,9 +306,7 @@ Test(ckf_lane, the_writer_of_a_withdrawn_lane_does_not_know) {
   ckf_identity identity;
   ckf_lease lease;
   const ckf_image image = {0, 1};
-  ckf_lane lane = a_lane(&identity, &lease);
-  cr_assert_eq(ckf_lane_assign(&lane, &identity, &lease), CKF_OK);
-  cr_assert_eq(install(&lane, &identity, &lease, 7).result, CKF_LANE_SNAPSHOT_INSTALLED);
+  ckf_lane lane = a_ready_lane(&identity, &lease);
   ckf_table_withdraw(&table, 1u << 3);
   cr_assert(ckf_lane_ready(&lane));
   cr_assert_eq(ckf_lane_apply_delta(&lane, &identity, &lease, 7, 8, &image, 1).result,

@@ -342,15 +342,21 @@ Test(router, a_dump_replaces_in_one_step_and_holes_behind_it_are_accepted) {
   fixture_free(f);
 }
 
+/* One block by a dump, then a live event behind events that are missing, which are asked for. */
+static fixture *behind_a_hole(void) {
+  fixture *f = fresh(true);
+  ASKED(f, true, 0);
+  dump_begin(f);
+  dump_event(f, store(0, 1, 0));
+  cr_assert(dump_end(f, 1));
+  live(f, store(5, 2, 1));
+  ASKED(f, false, 2);
+  return f;
+}
+
 Test(router, an_invalid_dump_changes_nothing_until_the_next_one) {
   for (int kind = 0; kind < 3; kind++) {
-    fixture *f = fresh(true);
-    ASKED(f, true, 0);
-    dump_begin(f);
-    dump_event(f, store(0, 1, 0));
-    cr_assert(dump_end(f, 1));
-    live(f, store(5, 2, 1));
-    ASKED(f, false, 2);
+    fixture *f = behind_a_hole();
     dump_begin(f);
     dump_event(f, store(0, 9, 0));
     if (kind == 0)
@@ -380,13 +386,7 @@ Test(router, an_invalid_dump_changes_nothing_until_the_next_one) {
 
 Test(router, events_of_another_rank_in_an_answer_end_the_source) {
   for (int kind = 0; kind < 2; kind++) {
-    fixture *f = fresh(true);
-    ASKED(f, true, 0);
-    dump_begin(f);
-    dump_event(f, store(0, 1, 0));
-    cr_assert(dump_end(f, 1));
-    live(f, store(5, 2, 1));
-    ASKED(f, false, 2);
+    fixture *f = behind_a_hole();
     kvrelay_router_event ev = store(2, 2, 1);
     ev.dp_rank = 1;
     if (kind == 0) {

@@ -603,7 +603,7 @@ Test(topology, arguments) {
   cr_expect_eq(out.endpoints_len + out.entries_len, 0);
 }
 
-/* Any cards, in any order: the same text, which TELLS checks for validity on the way. */
+/* Any cards, in any order: the same text, which told() checks for validity on the way. */
 Test(topology, the_order_of_cards_is_nothing) {
   static const char *const names[] = {"m", "x", "y", " bad", "m2", "ad"};
   static const char *const components[] = {"a", "b", "c", "a-b"};
