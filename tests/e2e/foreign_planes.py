@@ -94,6 +94,9 @@ def readiness(channel, engine, daemon):
     llama = entries(update)["llama"]
     check("a lost engine is dead", (llama.state, list(llama.present_roles), list(llama.missing_roles)) == (UNAVAILABLE, [PREFILL], [DECODE, AGGREGATED]), llama)
     check("but not at once", 4.5 < waited < 12, waited)
+    daemon.wait_for(r"event=source_unreachable source=prod/decode/generate/8\.0 .* before=connected")
+    lost = daemon.wait_for(r"event=source_unreachable source=prod/prefill/generate/7\.2 endpoint=tcp://127\.0\.0\.1:9 since_s=(\d+) before=never_reached")
+    check("an engine that was never there is told too", 10 <= int(lost[1]) <= 12, lost[0])
     check("revisions grow", update.revision > first.revision, (first.revision, update.revision))
     call.cancel()
 

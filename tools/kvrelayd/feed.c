@@ -142,6 +142,7 @@ void feed_tick(feed *f, uint64_t now_ns) {
       serve_pool_fence(f->pool, now_ns);
     feed_turn(f, now_ns);
   }
+  feed_engine_watch(f, now_ns);
   uint64_t first;
   if (f->replay != NULL && kvrelay_source_request(&f->source, &first) == 1)
     feed_engine_ask(f, first);

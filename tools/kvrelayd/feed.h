@@ -26,6 +26,7 @@ typedef struct feed {
   int link;                   /* of the engine: FEED_ */
   uint64_t link_ns;           /* since when */
   uint64_t down_ns; /* since when the engine cannot be reached; 0 = it can, or nothing is known */
+  bool unreachable; /* that was logged, and still holds */
   bool dirty;       /* batches were applied since the pool was told */
   uint64_t logged[KVRELAY_COUNT_LEN]; /* counts as of the last line about each */
 } feed;
@@ -56,6 +57,8 @@ void feed_report(feed *f);
 
 /* feed_engine.c: connects the socket.  0, or an exit code after a log line. */
 int feed_engine_connect(feed *f, struct event_base *base, void *zmq_context);
+/* Logs when an engine counts as dead: never reached, or lost for too long. */
+void feed_engine_watch(feed *f, uint64_t now_ns);
 /* Asks the engine for all batches from `first` on; what cannot be asked is a line in the log. */
 void feed_engine_ask(feed *f, uint64_t first);
 /* feed_trace.c: applies the whole recording.  0, or an exit code after a log line. */

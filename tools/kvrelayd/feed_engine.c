@@ -63,6 +63,17 @@ static int rank_endpoint(const feed *f, const char *endpoint, char out[512]) {
   return snprintf(out, 512, "%.*s:%lu", (int)(colon - endpoint), endpoint, port) < 512 ? 0 : -1;
 }
 
+/* Silence is all that a wrong address or port shows otherwise. */
+void feed_engine_watch(feed *f, uint64_t now_ns) {
+  char endpoint[512];
+  bool unreachable = feed_liveness(f, now_ns) == KVRELAY_LIVENESS_DEAD;
+  if (unreachable && !f->unreachable && rank_endpoint(f, f->worker->events.endpoint, endpoint) == 0)
+    log_event(LOG_WARN, "source_unreachable", "source=%s endpoint=%s since_s=%" PRIu64 " before=%s",
+              f->name, endpoint, (now_ns - f->link_ns) / 1000000000u,
+              f->link == FEED_NEVER ? "never_reached" : "connected");
+  f->unreachable = unreachable;
+}
+
 /* ---- the replay socket ---- */
 
 static feed *feed_of_replies(kvrelay_zmq_listener *self) {
