@@ -1022,6 +1022,7 @@ enum kvrelay_answer_state {
 };
 
 typedef struct kvrelay_answer {
+  uint32_t consumer;   /* place in the list of kvrelay_consumers_query, else 0 */
   uint32_t pool;       /* index for kvrelay_consumer_pool_get */
   int32_t state;       /* enum kvrelay_answer_state */
   uint32_t block_size; /* tokens */
@@ -1127,6 +1128,22 @@ KVRELAY_API KVRELAY_MUST_USE int kvrelay_consumer_load_get(const kvrelay_consume
 KVRELAY_API ptrdiff_t kvrelay_consumer_query(const kvrelay_consumer *c, const kvrelay_query *q,
                                              kvrelay_answer *answers, size_t cap, uint64_t *scratch,
                                              size_t scratch_len, uint64_t now_ns);
+
+/*
+ * The same over the pools of many relays, each with a consumer of its own: one list, best first, of
+ * equal ones those of earlier consumers first.  The prompt is hashed once for pools alike, whatever
+ * relay they are of.  `outcomes` (NULL, or consumers_len of them) says what each consumer
+ * contributed: KVRELAY_OK, or the three errors below; KVRELAY_ERR_STATE there means that its relay
+ * may hold the prompt, too.  Returns the number of answers (also beyond cap), or, when there is
+ * none, KVRELAY_ERR_STATE (a relay without catalog might know the name), KVRELAY_ERR_NOT_FOUND (no
+ * relay knows it), KVRELAY_ERR_MALFORMED (the name is ambiguous within one relay or between two: no
+ * relay's meaning goes before another's), KVRELAY_ERR_NOSPACE and KVRELAY_ERR_ARG as above.
+ */
+KVRELAY_API ptrdiff_t kvrelay_consumers_query(const kvrelay_consumer *const *consumers,
+                                              size_t consumers_len, const kvrelay_query *q,
+                                              kvrelay_answer *answers, size_t cap, int *outcomes,
+                                              uint64_t *scratch, size_t scratch_len,
+                                              uint64_t now_ns);
 
 /* ==== API: topology (contract sections 12, 13) ==== */
 /*
@@ -6198,7 +6215,8 @@ KVRELAY_API int kvrelay_consumer_pool_get(const kvrelay_consumer *c, uint32_t i,
 typedef struct kvrelay_run_ {
   const kvrelay_consumer_name_ *next, *end;
   const kvrelay_target *target; /* of all of them */
-  uint64_t last;                /* pool given last, UINT64_MAX = none */
+  const kvrelay_text *id; /* canonical, of all of them; NULL: an adapter by its runtime name */
+  uint64_t last;          /* pool given last, UINT64_MAX = none */
 } kvrelay_run_;
 
 /* All entries of one text; false when there are none. */
@@ -6218,6 +6236,7 @@ static bool kvrelay_run_find_(const kvrelay_catalog_copy_ *copy, kvrelay_text te
   while (run->end < end && run->end->adapter == adapter && kvrelay_text_equal(run->end->text, text))
     run->end++;
   run->last = UINT64_MAX;
+  run->id = NULL;
   return run->next < run->end;
 }
 
@@ -6228,12 +6247,18 @@ static int kvrelay_run_name_(const kvrelay_catalog_copy_ *copy, kvrelay_text tex
   if (!kvrelay_run_find_(copy, text, false, run))
     return KVRELAY_ERR_NOT_FOUND;
   run->target = &run->next->registration->target;
+  run->id = &run->next->registration->canonical_model_id;
   for (name = run->next + 1; name < run->end; name++)
-    if (!kvrelay_text_equal(name->registration->canonical_model_id,
-                            run->next->registration->canonical_model_id) ||
+    if (!kvrelay_text_equal(name->registration->canonical_model_id, *run->id) ||
         !kvrelay_target_same_(&name->registration->target, run->target))
       return KVRELAY_ERR_MALFORMED;
   return KVRELAY_OK;
+}
+
+/* Whether a name means the same in two catalogs. */
+static bool kvrelay_run_same_(const kvrelay_run_ *a, const kvrelay_run_ *b) {
+  return kvrelay_target_same_(a->target, b->target) &&
+         (a->id == NULL || b->id == NULL || kvrelay_text_equal(*a->id, *b->id));
 }
 
 /* The next entry with the run's target that is another pool; NULL at the end. */
@@ -6287,7 +6312,9 @@ static bool kvrelay_answer_before_(const void *context, const void *a, const voi
     return x->state < y->state;
   if (x_tokens != y_tokens)
     return x_tokens > y_tokens;
-  return x_ready != y_ready ? x_ready : x->pool < y->pool;
+  if (x_ready != y_ready)
+    return x_ready;
+  return x->consumer != y->consumer ? x->consumer < y->consumer : x->pool < y->pool;
 }
 
 /* Keeps the best `cap` of the answers so far: once full they are a heap with the worst on top. */
@@ -6327,49 +6354,114 @@ static kvrelay_answer kvrelay_answer_start_(const kvrelay_consumer *c,
   return a;
 }
 
+/* A question on its way through the consumers. */
+typedef struct kvrelay_asking_ {
+  const kvrelay_query *q;
+  kvrelay_answer *answers;
+  size_t cap, count;
+  uint64_t *scratch;
+  size_t scratch_len, len;         /* hashes there */
+  const kvrelay_semantics *hashed; /* what they were made for */
+  uint64_t seed;                   /* of the adapter and namespace */
+  uint64_t now_ns;
+} kvrelay_asking_;
+
+/* Fills scratch with the prompt's hashes for pools of semantics `s`. */
+static int kvrelay_asking_hash_(kvrelay_asking_ *a, const kvrelay_semantics *s) {
+  if (a->hashed != NULL && a->hashed->kv_block_size == s->kv_block_size &&
+      a->hashed->hash_format == s->hash_format)
+    return KVRELAY_OK;
+  a->hashed = s;
+  return hashfmt_blocks(s->hash_format, s->kv_block_size, a->seed, a->q->tokens, a->q->tokens_len,
+                        NULL, a->scratch, a->scratch_len, &a->len) == HASHFMT_OK
+             ? KVRELAY_OK
+             : KVRELAY_ERR_ARG; /* tokens or scratch is NULL */
+}
+
+/* The answers of one consumer's pools. */
+static int kvrelay_asking_collect_(kvrelay_asking_ *a, const kvrelay_consumer *c, uint32_t place,
+                                   kvrelay_run_ *run) {
+  const kvrelay_catalog_copy_ *const now = kvrelay_consumer_now_(c);
+  const kvrelay_consumer_name_ *name;
+  for (; (name = kvrelay_run_next_(run)) != NULL; a->count++) {
+    kvrelay_answer answer = kvrelay_answer_start_(c, name, a->q->tokens_len, a->now_ns);
+    answer.consumer = place;
+    answer.serving = kvrelay_serving_view_(c, name->pool, name->registration, a->now_ns);
+    if (answer.state == KVRELAY_ANSWER_KNOWN && answer.complete_blocks != 0) {
+      const ckf_replica *const replica = &c->slots_[now->slots[name->pool]].replica;
+      const int rc = kvrelay_asking_hash_(a, &now->pools[name->pool].query_semantics);
+      if (rc != KVRELAY_OK)
+        return rc;
+      answer.depth_blocks =
+          ckf_search(ckf_replica_format(replica), ckf_replica_words(replica), a->scratch, a->len);
+    }
+    kvrelay_answer_keep_(a->answers, a->cap, a->count, &answer);
+  }
+  return KVRELAY_OK;
+}
+
+static int kvrelay_run_of_(const kvrelay_consumer *c, const kvrelay_query *q, kvrelay_run_ *run) {
+  return c->in_force_ ? kvrelay_run_start_(kvrelay_consumer_now_(c), q, run) : KVRELAY_ERR_STATE;
+}
+
+/* What each consumer will contribute, and whether all of it fits and means one thing: `meaning`. */
+static int kvrelay_asking_check_(const kvrelay_asking_ *a, const kvrelay_consumer *const *consumers,
+                                 size_t len, int *outcomes, kvrelay_run_ *meaning) {
+  int all = KVRELAY_ERR_NOT_FOUND;
+  bool space = true;
+  size_t i;
+  for (i = 0; i < len; i++) {
+    const kvrelay_consumer_name_ *name;
+    kvrelay_run_ run;
+    int rc = kvrelay_run_of_(consumers[i], a->q, &run);
+    if (rc == KVRELAY_OK && all == KVRELAY_OK && !kvrelay_run_same_(meaning, &run))
+      rc = KVRELAY_ERR_MALFORMED;
+    if (outcomes != NULL)
+      outcomes[i] = rc;
+    if (all != KVRELAY_ERR_MALFORMED && rc != KVRELAY_ERR_NOT_FOUND &&
+        (all != KVRELAY_OK || rc != KVRELAY_ERR_STATE)) {
+      if (rc == KVRELAY_OK && all != KVRELAY_OK)
+        *meaning = run;
+      all = rc;
+    }
+    while (rc == KVRELAY_OK && (name = kvrelay_run_next_(&run)) != NULL)
+      if (kvrelay_answer_start_(consumers[i], name, a->q->tokens_len, a->now_ns).complete_blocks >
+          a->scratch_len)
+        space = false;
+  }
+  return all == KVRELAY_OK && !space ? KVRELAY_ERR_NOSPACE : all;
+}
+
+KVRELAY_API ptrdiff_t kvrelay_consumers_query(const kvrelay_consumer *const *consumers,
+                                              size_t consumers_len, const kvrelay_query *q,
+                                              kvrelay_answer *answers, size_t cap, int *outcomes,
+                                              uint64_t *scratch, size_t scratch_len,
+                                              uint64_t now_ns) {
+  kvrelay_asking_ a = {q, answers, cap, 0, scratch, scratch_len, 0, NULL, 0, now_ns};
+  kvrelay_text lora = {NULL, 0};
+  kvrelay_run_ run;
+  size_t i;
+  int rc = kvrelay_asking_check_(&a, consumers, consumers_len, outcomes, &run);
+  if (rc != KVRELAY_OK)
+    return rc;
+  if (run.target->kind == KVRELAY_TARGET_LORA)
+    lora = run.target->adapter;
+  a.seed = hashfmt_seed(lora.ptr, lora.len, q->cache_namespace.ptr, q->cache_namespace.len);
+  for (i = 0; i < consumers_len; i++)
+    if (kvrelay_run_of_(consumers[i], q, &run) == KVRELAY_OK) {
+      rc = kvrelay_asking_collect_(&a, consumers[i], (uint32_t)i, &run);
+      if (rc != KVRELAY_OK)
+        return rc;
+    }
+  kvrelay_sort_(answers, a.count < cap ? a.count : cap, sizeof *answers, kvrelay_answer_before_,
+                NULL);
+  return (ptrdiff_t)a.count;
+}
+
 KVRELAY_API ptrdiff_t kvrelay_consumer_query(const kvrelay_consumer *c, const kvrelay_query *q,
                                              kvrelay_answer *answers, size_t cap, uint64_t *scratch,
                                              size_t scratch_len, uint64_t now_ns) {
-  const kvrelay_catalog_copy_ *const now = kvrelay_consumer_now_(c);
-  const kvrelay_semantics *hashed = NULL; /* what `scratch` was made for */
-  const kvrelay_consumer_name_ *name;
-  kvrelay_run_ run, ahead;
-  kvrelay_text lora = {NULL, 0};
-  uint64_t seed;
-  size_t count = 0, len = 0;
-  int rc;
-  if (!c->in_force_)
-    return KVRELAY_ERR_STATE;
-  rc = kvrelay_run_start_(now, q, &run);
-  if (rc != KVRELAY_OK)
-    return rc;
-  ahead = run;
-  while ((name = kvrelay_run_next_(&ahead)) != NULL)
-    if (kvrelay_answer_start_(c, name, q->tokens_len, now_ns).complete_blocks > scratch_len)
-      return KVRELAY_ERR_NOSPACE;
-  if (run.target->kind == KVRELAY_TARGET_LORA)
-    lora = run.target->adapter;
-  seed = hashfmt_seed(lora.ptr, lora.len, q->cache_namespace.ptr, q->cache_namespace.len);
-  for (; (name = kvrelay_run_next_(&run)) != NULL; count++) {
-    kvrelay_answer answer = kvrelay_answer_start_(c, name, q->tokens_len, now_ns);
-    answer.serving = kvrelay_serving_view_(c, name->pool, name->registration, now_ns);
-    if (answer.state == KVRELAY_ANSWER_KNOWN && answer.complete_blocks != 0) {
-      const kvrelay_semantics *const s = &now->pools[name->pool].query_semantics;
-      const ckf_replica *const replica = &c->slots_[now->slots[name->pool]].replica;
-      if (hashed == NULL || hashed->kv_block_size != s->kv_block_size ||
-          hashed->hash_format != s->hash_format) {
-        if (hashfmt_blocks(s->hash_format, s->kv_block_size, seed, q->tokens, q->tokens_len, NULL,
-                           scratch, scratch_len, &len) != HASHFMT_OK)
-          return KVRELAY_ERR_ARG; /* tokens or scratch is NULL */
-        hashed = s;
-      }
-      answer.depth_blocks =
-          ckf_search(ckf_replica_format(replica), ckf_replica_words(replica), scratch, len);
-    }
-    kvrelay_answer_keep_(answers, cap, count, &answer);
-  }
-  kvrelay_sort_(answers, count < cap ? count : cap, sizeof *answers, kvrelay_answer_before_, NULL);
-  return (ptrdiff_t)count;
+  return kvrelay_consumers_query(&c, 1, q, answers, cap, NULL, scratch, scratch_len, now_ns);
 }
 
 /* ==== topology (impl) ==== */

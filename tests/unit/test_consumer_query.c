@@ -275,6 +275,49 @@ Test(consumer_query, names_stand_for_one_binding) {
     }
 }
 
+/* The same rule over the catalogs of two relays, one of them twice. */
+Test(consumer_query, names_stand_for_one_binding_over_all_relays) {
+  static const kvrelay_registration llama = BASE("llama", "llama", chat, 1),
+                                    qwen_chat = BASE("qwen", "qwen", chat, 1),
+                                    other_id = BASE("llama2", "llama", chat, 1),
+                                    itself = BASE("chat", "llama", NULL, 0),
+                                    sql_lora = LORA("sql", "llama", "sql", NULL, 0),
+                                    sql_v1 = LORA("sql", "llama", "sql-v1", NULL, 0);
+  static const struct {
+    const kvrelay_registration *a, *b;
+    const char *model, *adapter;
+    ptrdiff_t answers;
+    int outcomes[3]; /* of a, b, a */
+  } cases[] = {
+      {&llama, &llama, "chat", "", 6, {0, 0, 0}},
+      {&llama, &qwen_chat, "qwen", "", 2, {KVRELAY_ERR_NOT_FOUND, 0, KVRELAY_ERR_NOT_FOUND}},
+      {&llama, &qwen_chat, "chat", "", KVRELAY_ERR_MALFORMED, {0, KVRELAY_ERR_MALFORMED, 0}},
+      {&llama, &other_id, "chat", "", KVRELAY_ERR_MALFORMED, {0, KVRELAY_ERR_MALFORMED, 0}},
+      {&llama, &itself, "chat", "", KVRELAY_ERR_MALFORMED, {0, KVRELAY_ERR_MALFORMED, 0}},
+      {&sql_lora, &sql_v1, "sql", "", KVRELAY_ERR_MALFORMED, {0, KVRELAY_ERR_MALFORMED, 0}},
+      {&sql_lora, &llama, "llama", "sql", 4, {0, KVRELAY_ERR_NOT_FOUND, 0}},
+      {&llama,
+       &llama,
+       "other",
+       "",
+       KVRELAY_ERR_NOT_FOUND,
+       {KVRELAY_ERR_NOT_FOUND, KVRELAY_ERR_NOT_FOUND, KVRELAY_ERR_NOT_FOUND}}};
+  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    kvrelay_descriptor pools[2][2];
+    kit a, b;
+    int outcomes[3];
+    open_two(&a, pools[0], cases[i].a, cases[i].a);
+    open_two(&b, pools[1], cases[i].b, cases[i].b);
+    const kvrelay_consumer *const all[] = {&a.c, &b.c, &a.c};
+    const kvrelay_query q = {text(cases[i].model), text(cases[i].adapter), {NULL, 0}, NULL, 0};
+    cr_assert_eq(kvrelay_consumers_query(all, 3, &q, answers, 64, outcomes, NULL, 0, 1),
+                 cases[i].answers, "%zu", i);
+    cr_assert_eq(memcmp(outcomes, cases[i].outcomes, sizeof outcomes), 0, "%zu", i);
+    kit_close(&a);
+    kit_close(&b);
+  }
+}
+
 /* X2. */
 Test(consumer_query, names_that_differ_behind_a_nul) {
   static const kvrelay_registration a = BASE("m\0a", "x", NULL, 0), b = BASE("m\0b", "y", NULL, 0);
@@ -388,6 +431,65 @@ static void query_keeps_the_best(kit *k, const kvrelay_query *q, const kvrelay_a
     for (size_t i = 0; i < cap; i++)
       cr_assert_eq(part[i].pool, all[i].pool, "cap %zu, %zu", cap, i);
     cr_assert_eq(part[cap].block_size, 0x77777777u, "beyond cap");
+  }
+}
+
+static uint32_t prompt[64];
+
+static ptrdiff_t ask_all(const kvrelay_consumer *const *consumers, size_t len, size_t cap,
+                         int *outcomes, size_t scratch_len) {
+  const kvrelay_query q = {text("llama"), {NULL, 0}, {NULL, 0}, prompt, 64};
+  return kvrelay_consumers_query(consumers, len, &q, answers, cap, outcomes, scratch, scratch_len,
+                                 5 * SECOND);
+}
+
+/* Each relay is followed alone; what one does not know is no answer of another, and none is 0. */
+Test(consumer_query, relays_are_asked_at_once) {
+  enum { RELAYS = 4, WITHOUT_NAME = 2, SILENT = 3 };
+  const kvrelay_consumer *consumers[RELAYS];
+  kvrelay_descriptor pools[RELAYS];
+  engine e[RELAYS];
+  kit k[RELAYS];
+  int outcomes[RELAYS];
+  count_up(prompt, 64, 1);
+  for (uint32_t i = 0; i < RELAYS; i++) {
+    kit_open(&k[i]);
+    consumers[i] = &k[i].c;
+    pools[i] = kit_pool((uint8_t)(i + 1));
+    if (i == WITHOUT_NAME)
+      pools[i].registrations_len = 0;
+    engine_open(&e[i], &pools[i], 200);
+    engine_store(&e[i], &pools[i].query_semantics, "", "", prompt, i == 0 ? 16 : 48);
+  }
+  cr_assert_eq(ask_all(consumers, RELAYS, 64, outcomes, 4096), KVRELAY_ERR_STATE);
+  for (uint32_t i = 0; i < SILENT; i++)
+    kit_feed_pools(&k[i], 1, &pools[i], 1);
+  engine_publish(&e[0], &k[0], 0, &pools[0]);
+  for (int round = 0; round < 2; round++) {
+    const bool live = round == 1;
+    if (live)
+      engine_publish(&e[1], &k[1], 0, &pools[1]);
+    cr_assert_eq(ask_all(consumers, RELAYS, 64, outcomes, 4096), 2);
+    const kvrelay_answer *const first = &answers[live ? 1 : 0], *const second =
+                                                                    &answers[live ? 0 : 1];
+    cr_assert_eq(first->consumer, 0u);
+    cr_assert_eq(first->depth_blocks, 16 / first->block_size);
+    cr_assert_eq(second->consumer, 1u);
+    cr_assert_eq(second->state, live ? KVRELAY_ANSWER_KNOWN : KVRELAY_ANSWER_UNKNOWN);
+    cr_assert_eq(second->depth_blocks, live ? 48 / second->block_size : 0);
+    cr_assert_eq(outcomes[0], KVRELAY_OK);
+    cr_assert_eq(outcomes[1], KVRELAY_OK);
+    cr_assert_eq(outcomes[WITHOUT_NAME], KVRELAY_ERR_NOT_FOUND);
+    cr_assert_eq(outcomes[SILENT], KVRELAY_ERR_STATE);
+    cr_assert_eq(ask_all(consumers, RELAYS, 64, NULL, 15), KVRELAY_ERR_NOSPACE);
+    cr_assert_eq(ask_all(consumers, RELAYS, 1, NULL, 16), 2);
+    cr_assert_eq(answers[0].consumer, live ? 1u : 0u);
+  }
+  cr_assert_eq(ask_all(&consumers[WITHOUT_NAME], 1, 64, NULL, 4096), KVRELAY_ERR_NOT_FOUND);
+  cr_assert_eq(ask_all(&consumers[WITHOUT_NAME], 2, 64, NULL, 4096), KVRELAY_ERR_STATE);
+  for (uint32_t i = 0; i < RELAYS; i++) {
+    free(e[i].mem);
+    kit_close(&k[i]);
   }
 }
 
