@@ -13,21 +13,33 @@
  *   #define CKF_INGEST_IMPLEMENTATION
  *   #include "ckf_ingest.h"
  *
- *   int feed(ckf_ingest *in, ckf_table *table, const ckf_identity *identity,
- *            const ckf_lease *lease, const uint64_t *words, size_t word_count,
- *            const ckf_delta_out *delta, uint64_t now_ns) {
- *     const ckf_ingest_config cfg = ckf_ingest_config_default();
- *     const size_t len = ckf_ingest_mem_size(&cfg, table);
- *     const uint32_t lane = lease->physical_lane;
+ *   int feed(ckf_ingest *in, const ckf_identity *identity, const ckf_lease *lease,
+ *            const uint64_t *words, size_t word_count, const ckf_delta_out *delta,
+ *            uint64_t now_ns) {
+ *     const uint32_t worker = ckf_ingest_lane_worker(in, lease->physical_lane);
  *     ckf_ingest_ticket ticket;
- *     if (ckf_ingest_init(in, &cfg, table, malloc(len), len) != CKF_OK ||
- *         ckf_ingest_assign(in, identity, lease) != CKF_OK ||
+ *     if (ckf_ingest_assign(in, identity, lease) != CKF_OK ||
  *         ckf_ingest_submit_snapshot(in, identity, lease, 0, words, word_count, &ticket,
  *                                    now_ns) != CKF_OK)
  *       return 1;
  *     while (ckf_ingest_poll(in, &ticket, now_ns) == 0)
- *       ckf_ingest_work(in, ckf_ingest_lane_worker(in, lane), now_ns, 64);
+ *       ckf_ingest_work(in, worker, now_ns, 64);
  *     return ticket.error != CKF_OK || ckf_ingest_submit_delta(in, delta, now_ns) != CKF_OK;
+ *   }
+ *
+ *   int run(ckf_table *table, int (*serve)(ckf_ingest *in)) {
+ *     const ckf_ingest_config cfg = ckf_ingest_config_default();
+ *     const size_t len = ckf_ingest_mem_size(&cfg, table);
+ *     void *const mem = malloc(len);
+ *     ckf_ingest in;
+ *     int rc = ckf_ingest_init(&in, &cfg, table, mem, len);
+ *     if (rc == CKF_OK) {
+ *       rc = serve(&in);
+ *       ckf_ingest_close(&in);
+ *       ckf_ingest_release(&in);
+ *     }
+ *     free(mem);
+ *     return rc;
  *   }
  *
  * A plain include declares; CKF_INGEST_IMPLEMENTATION, in one unit, defines; CKF_INGEST_STATIC
@@ -276,8 +288,8 @@ CKF_INGEST_API size_t ckf_ingest_mem_size(const ckf_ingest_config *cfg, const ck
 /** Claims all lanes of a table and builds their queues in `mem`; table and memory are lent until
  * ckf_ingest_release. Errors in this order: CKF_ERR_ABI; those of the configuration, CKF_ERR_ARG
  * when some hooks are set and some are not; CKF_ERR_CAPACITY_OVERFLOW, more bytes than the machine
- * addresses; CKF_ERR_NOSPACE, `mem` is NULL or `len` too small;
- * CKF_ERR_LANE_CLAIMED. Each leaves the table as it was. */
+ * addresses; CKF_ERR_NOSPACE, `mem` is NULL or `len` too small; CKF_ERR_LANE_CLAIMED. Each leaves
+ * the table as it was. */
 CKF_INGEST_API CKF_MUST_USE int ckf_ingest_init_abi(ckf_ingest *in, size_t in_size,
                                                     const ckf_ingest_config *cfg, ckf_table *table,
                                                     void *mem, size_t len);
@@ -431,6 +443,10 @@ CKF_INGEST_API const ckf_lane_outcome *ckf_ingest_adapter_outcome(const ckf_inge
 #define CKF_INGEST_IMPLEMENTATION_
 
 #ifdef __cplusplus
+#ifdef __GNUC__ /* casts are those of C */
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wold-style-cast"
+#endif
 extern "C" {
 #endif
 
@@ -1572,6 +1588,9 @@ const ckf_lane_outcome *ckf_ingest_adapter_outcome(const ckf_ingest_adapter *a) 
 
 #ifdef __cplusplus
 }
+#ifdef __GNUC__
+#pragma GCC diagnostic pop
+#endif
 #endif
 
 #endif /* CKF_INGEST_IMPLEMENTATION_ */

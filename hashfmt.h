@@ -261,11 +261,11 @@ HASHFMT_API HASHFMT_MUST_USE bool hashfmt_mm_piece(const hashfmt_mm_range *range
 
 /** Objects of one block, from the ranges of its request: each hash once, in the order of the
    ranges. Blocks without any, and those behind the end, have length 0. \returns HASHFMT_OK: \p len
-   hashes are written; HASHFMT_ERR_NOSPACE: the first \p cap are, call again with more room,
-   range_len and HASHFMT_MM_MAX are always enough; HASHFMT_ERR_LIMIT: more than HASHFMT_MM_MAX
-   hashes, leave the block out; HASHFMT_ERR_ARG: B = 0, or ranges in a request without tokens.
-   Where not OK or NOSPACE, \p len is unchanged and \p mm_hashes means nothing. At most
-   HASHFMT_MM_MAX steps for each range that falls on the block, one for each other. */
+   hashes are written; HASHFMT_ERR_NOSPACE: the first \p cap are, call again with more room, the
+   smaller of range_len and HASHFMT_MM_MAX is always enough; HASHFMT_ERR_LIMIT: more than
+   HASHFMT_MM_MAX hashes, leave the block out; HASHFMT_ERR_ARG: B = 0, or ranges in a request
+   without tokens. Where not OK or NOSPACE, \p len is unchanged and \p mm_hashes means nothing. At
+   most HASHFMT_MM_MAX steps for each range that falls on the block, one for each other. */
 HASHFMT_API HASHFMT_MUST_USE int hashfmt_mm_entry(const hashfmt_mm_range *ranges, size_t range_len,
                                                   uint64_t total, uint32_t block_size,
                                                   uint64_t block, uint64_t *mm_hashes, size_t cap,
@@ -410,6 +410,10 @@ HASHFMT_API void hashfmt_sglang_page(const uint8_t *parent, const uint32_t *toke
 #endif
 
 #ifdef __cplusplus
+#ifdef __GNUC__ /* casts are those of C */
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wold-style-cast"
+#endif
 extern "C" {
 #endif
 
@@ -1748,6 +1752,9 @@ HASHFMT_IMPL_API_ void hashfmt_sglang_page(const uint8_t *parent, const uint32_t
 
 #ifdef __cplusplus
 }
+#ifdef __GNUC__
+#pragma GCC diagnostic pop
+#endif
 #endif
 
 #endif /* implementation */

@@ -1966,6 +1966,10 @@ struct kvrelay_router {
     !defined(KVRELAY_IMPLEMENTATION_DONE_)
 #define KVRELAY_IMPLEMENTATION_DONE_
 #ifdef __cplusplus
+#ifdef __GNUC__ /* casts are those of C */
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wold-style-cast"
+#endif
 extern "C" {
 #endif
 /* ==== names and errors (impl) ==== */
@@ -8988,5 +8992,8 @@ KVRELAY_API const kvrelay_router_stats *kvrelay_router_stats_get(const kvrelay_r
 
 #ifdef __cplusplus
 }
+#ifdef __GNUC__
+#pragma GCC diagnostic pop
+#endif
 #endif
 #endif /* KVRELAY_IMPLEMENTATION */

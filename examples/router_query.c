@@ -7,6 +7,8 @@
  *   cc -I.. router_query.c && ./a.out
  */
 
+#include <string.h>
+
 #define CKF_IMPLEMENTATION
 #define HASHFMT_IMPLEMENTATION
 #include "data_centre.h"

@@ -138,6 +138,23 @@ Test(framing, a_preface_at_its_borders) {
   cr_expect_eq(with(false, CREDIT, 4, UINT32_MAX), KVRELAY_OK); /* ignored */
 }
 
+/* Places and order of bytes as the protocol has them, not only what our two functions agree on. */
+Test(framing, every_member_of_a_preface_has_its_bytes) {
+  static const uint8_t wire[KVRELAY_RAW_PREFACE_LEN] = {
+      0x4B, 0x56, 0x52, 0x46, 1, 1, 0x40, 0x01, 0xFF, 0x56, 0x34, 0x12, 0x00, 0x00, 0x00, 0x00};
+  const kvrelay_raw_preface sent = {1, 1, 0x0140, 0x123456FF, 0};
+  kvrelay_raw_preface got;
+  uint8_t out[KVRELAY_RAW_PREFACE_LEN];
+  kvrelay_raw_preface_put(out, &sent);
+  cr_expect_arr_eq(out, wire, sizeof wire);
+  cr_expect_eq(kvrelay_raw_preface_get(wire, sizeof wire, false, &got), KVRELAY_OK);
+  cr_expect_eq(got.version, 1);
+  cr_expect_eq(got.lowest, 1);
+  cr_expect_eq(got.max_streams, 320, "%u", got.max_streams);
+  cr_expect_eq(got.max_frame, 0x123456FF);
+  cr_expect_eq(got.initial_credit, 0);
+}
+
 Test(framing, another_protocol_is_known_from_its_first_byte) {
   kvrelay_raw_preface got;
   cr_expect_eq(kvrelay_raw_preface_get(NULL, 0, true, &got), KVRELAY_ERR_TRUNCATED);
