@@ -749,12 +749,12 @@ CKF_API CKF_MUST_USE int ckf_producer_init_abi(ckf_producer *p, size_t p_size,
  * Whole or nothing, except CKF_ERR_CAPACITY_EXHAUSTED, where everything stands and `out->omitted`
  * blocks have owners but no place in the filter. CKF_ERR_PARENT_NOT_FOUND,
  * CKF_ERR_INVALID_BLOCK_SEQUENCE, CKF_ERR_OWNERSHIP_OVERFLOW: the source is wrong, the event is
- * refused. CKF_ERR_NOSPACE: a limit of the configuration is reached, or,
- * practically never below the limits, the tables have no place within reach; nothing of the event
- * is kept, its blocks are counted in `nospace_blocks`, and the producer goes on: later children of
- * these blocks are CKF_ERR_PARENT_NOT_FOUND, their removals unknown. CKF_ERR_UNSUPPORTED_DOMAIN:
- * does not count; CKF_ERR_INVARIANT: fence and rebuild. A refused event still counts for the
- * cadence. `out` must not be NULL. */
+ * refused. CKF_ERR_NOSPACE: a limit of the configuration is reached, or the tables have no place
+ * within reach: practically never, but from 96 % of `max_mappings` on when externals follow a very
+ * regular pattern. Nothing of the event is kept, its blocks are counted in `nospace_blocks`, and
+ * the producer goes on: later children of these blocks are CKF_ERR_PARENT_NOT_FOUND, their removals
+ * unknown. CKF_ERR_UNSUPPORTED_DOMAIN: does not count; CKF_ERR_INVARIANT: fence and rebuild. A
+ * refused event still counts for the cadence. `out` must not be NULL. */
 CKF_API int ckf_producer_stored(ckf_producer *p, const ckf_member *member, enum ckf_tier tier,
                                 enum ckf_domain domain, bool has_parent, uint64_t parent,
                                 bool has_start, uint64_t start, const ckf_block *blocks, size_t n,
@@ -830,9 +830,10 @@ CKF_API CKF_MUST_USE int ckf_producer_check_(const ckf_producer *p);
  * ascending -> commit(p, next). Until the commit `p` is untouched, so dropping `next` gives up.
  * Events on `next` follow the rules of a recovery dump: nothing pends, repeats change nothing, an
  * applied removal or clear is CKF_ERR_INVALID_BLOCK_SEQUENCE, and a block without place is no error
- * (`omitted` counts it). A store for a member that is there already, retained or pushed before
- * another one, is CKF_ERR_INVARIANT, one for a member below the last CKF_ERR_ARG: the order is
- * wrong, `next` is unchanged. */
+ * (`omitted` counts it). A store for a member that has blocks already, retained or pushed before
+ * another one, is CKF_ERR_INVARIANT, any other for a member below the last pushed CKF_ERR_ARG: the
+ * order is wrong, `next` is unchanged. A member is pushed by its first store, also by one that is
+ * empty or refused. */
 
 /** Starts `next` from the members of `p` that are not in `named`. `mem` is not the memory of `p`.
  * `p` may be drained but not changed until the commit. CKF_ERR_NOSPACE: `len` is too small or,
@@ -1013,9 +1014,11 @@ CKF_API uint32_t ckf_table_ready(const ckf_table *table);
 /** One bucket of a lane (tests, tools). */
 CKF_API uint64_t ckf_table_word(const ckf_table *table, uint32_t lane, uint32_t bucket);
 /** Takes readiness from the lanes of a mask, from any thread. Their writers are not told:
- * ckf_lane_ready stays true, deltas are applied where no reader looks, and a snapshot is
- * CKF_FAULT_SNAPSHOT_WHILE_READY; a new assignment makes a lane usable again. The caller excludes
- * that a ckf_lane_install or _activate of one of them goes on meanwhile: it would put the bit back.
+ * ckf_lane_ready stays true and deltas are applied where no reader looks, until a fault
+ * (CKF_FAULT_SNAPSHOT_WHILE_READY at the next snapshot) or a new assignment. The snapshot after
+ * that brings the readers back, and after a fault the lease is still the same: who withdraws for
+ * good hands in nothing more under that lease, as ckf_ingest.h sees to. The caller excludes that a
+ * ckf_lane_install or _activate of one of the lanes goes on meanwhile: it would put the bit back.
  */
 CKF_API void ckf_table_withdraw(ckf_table *table, uint32_t lanes);
 
@@ -1024,11 +1027,12 @@ CKF_API void ckf_table_withdraw(ckf_table *table, uint32_t lanes);
  * The way of a lane: claim, assign, install a snapshot, apply deltas in order, drain, retire,
  * release.
  *
- * A lane that is ready takes no second snapshot. To refresh it, assign it again with a higher epoch
- * and install then; in between it is not ready. Frames know nothing of leases: the caller keeps the
- * lease under which it asked for a stream and hands it in with what that stream brings, so that
- * what an earlier one still brings is ignored. It compares ckf_cbi1_frame.dc_id with the pool's as
- * well, because neither ckf_cbi1_decode nor a lane does.
+ * A lane that is ready takes no second snapshot: a newer one takes readiness away
+ * (SNAPSHOT_WHILE_READY) and is taken when it is installed again. To refresh a lane without a
+ * fault, assign it with a higher epoch first; it is not ready in between either way. Frames know
+ * nothing of leases: the caller keeps the lease under which it asked for a stream and hands it in
+ * with what that stream brings, so that what an earlier one still brings is ignored. It compares
+ * ckf_cbi1_frame.dc_id with the pool's as well, because neither ckf_cbi1_decode nor a lane does.
  *
  * What the caller does on a `result`:
  *
@@ -1042,7 +1046,7 @@ CKF_API void ckf_table_withdraw(ckf_table *table, uint32_t lanes);
  *   - BASE_MISMATCH, NON_CONTIGUOUS, TERMINAL_MISMATCH: a delta was lost; get a snapshot.
  *   - EMPTY_DELTA, IMAGE_INDEX, DUPLICATE_IMAGE, SNAPSHOT_BUCKET_COUNT: the sender is wrong; report
  *     it and get a snapshot.
- *   - SNAPSHOT_WHILE_READY: install the same snapshot again, now it is taken.
+ *   - SNAPSHOT_WHILE_READY: install the same snapshot again.
  *   - WRONG_IDENTITY: the producer has begun a new life, so assign its identity with a higher epoch
  *     and get a snapshot; or it came from another stream.
  *
@@ -1106,7 +1110,7 @@ CKF_API CKF_MUST_USE ckf_lane_outcome ckf_lane_apply_delta(ckf_lane *lane,
 CKF_API CKF_MUST_USE ckf_lane_outcome ckf_lane_drain(ckf_lane *lane, const ckf_lease *lease,
                                                      uint64_t expected_sequence);
 /** What the writer believes; ckf_table_ready is what readers see. They differ after
- * ckf_table_withdraw, until a new assignment and its snapshot. */
+ * ckf_table_withdraw, until a fault or a new assignment tells the writer. */
 CKF_API bool ckf_lane_ready(const ckf_lane *lane);
 /** Sequence of the last snapshot or delta; kept by a fault, 0 after an assignment or retirement. */
 CKF_API uint64_t ckf_lane_installed(const ckf_lane *lane);
@@ -1119,7 +1123,8 @@ CKF_API const char *ckf_lane_action_name(enum ckf_lane_action action);
 /*
  * Every search answers with the number of leading blocks that a filter seems to hold, 0 .. len, at
  * most 2^32 - 1: exact where hits are contiguous, never below a linear scan, at most 2 * len + 16
- * probes per lane. While a writer is at work the answer is approximate.
+ * probes per lane. It jumps, so blocks that are missing in the middle may go unnoticed, and the
+ * answer then counts them. While a writer is at work the answer is approximate.
  */
 
 /** Starts a query over a prompt of `len` blocks. `keys` has room for `len` sequence hashes, of
@@ -1144,18 +1149,18 @@ CKF_API CKF_MUST_USE int ckf_table_find(const ckf_table *table, ckf_query *query
 /** The same for the next turn of a conversation: `matches` holds the answers to a prompt that this
  * one continues, or any other guess, and receives the new ones; without any, set its `lanes` to 0.
  * CKF_ERR_UNAVAILABLE: no lane is ready, `matches` is empty and the guesses are gone. CKF_ERR_ARG:
- * as ckf_table_find. A lane whose
- * depth is the old one costs three probes; one that has grown is searched from there, one that has
- * lost blocks or has no old answer anew. */
+ * as ckf_table_find. A lane whose depth is the old one costs three probes; one that has grown is
+ * searched from there, one that has lost blocks or has no old answer anew. */
 CKF_API CKF_MUST_USE int ckf_table_find_again(const ckf_table *table, ckf_query *query,
                                               ckf_matches *matches);
 /** The same as ckf_table_find for lanes captured earlier (bits of configured lanes count), ready or
  * not by now; `out` is empty where that would return CKF_ERR_ARG. */
 CKF_API void ckf_table_find_captured(const ckf_table *table, uint32_t lanes, ckf_query *query,
                                      ckf_matches *out);
-/** The same over the words of one filter and given sequence hashes. Another thread may write them
- * meanwhile only by relaxed stores, as a live ckf_replica applies its deltas; a producer and an
- * assembly store plainly. */
+/** The same over the words of one filter and given sequence hashes, jumps included: to ask for one
+ * block, whatever is before it, pass its hash alone, `ckf_search(format, words, &hash, 1)`. Another
+ * thread may write the words meanwhile only by relaxed stores, as a live ckf_replica applies its
+ * deltas; a producer and an assembly store plainly. */
 CKF_API uint32_t ckf_search(const ckf_format *format, const uint64_t *words,
                             const uint64_t *sequence_hashes, size_t len);
 /** The same search over a callback, for the lanes of a mask (bits 0 .. 15); depths of other lanes
@@ -1176,6 +1181,11 @@ CKF_API void ckf_search_rows(ckf_row_fn row, void *user, size_t len, uint32_t la
 #if defined(CKF_IMPLEMENTATION) || defined(CKF_STATIC)
 #ifndef CKF_IMPLEMENTATION_
 #define CKF_IMPLEMENTATION_
+
+#if defined(__cplusplus) && defined(__GNUC__) /* casts are those of C */
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wold-style-cast"
+#endif
 
 /* ---- xxh3 begin ---- */
 /* Wrapped by hand: scripts/sync-xxh3 carries these lines into another header, under a prefix of
@@ -4146,9 +4156,33 @@ static int ckf_rebuild_retain_(ckf_producer *next, const ckf_producer *p, const 
   return CKF_OK;
 }
 
+/* Lists the members of `p` that are not named, ascending, in the scratch of `next`. Its slots are
+ * free so far: they mark the ones of `p` that are named. */
+static size_t ckf_rebuild_rest_(ckf_producer *next, const ckf_producer *p, const ckf_member *named,
+                                size_t named_len) {
+  const size_t count = ckf_members_sort_(p, next->sorted_);
+  size_t i, kept = 0;
+  uint32_t slot;
+  for (slot = 0; slot < p->slot_used_; slot++) {
+    next->slots_[slot].count = 0;
+  }
+  for (i = 0; i < named_len; i++) {
+    slot = ckf_member_find_(p, &named[i]);
+    if (slot != CKF_NONE_) {
+      next->slots_[slot].count = 1;
+    }
+  }
+  for (i = 0; i < count; i++) {
+    if (next->slots_[ckf_member_find_(p, &next->sorted_[i])].count == 0) {
+      next->sorted_[kept++] = next->sorted_[i];
+    }
+  }
+  return kept;
+}
+
 int ckf_rebuild_begin(ckf_producer *next, const ckf_producer *p, const ckf_member *named,
                       size_t named_len, void *mem, size_t len) {
-  size_t count, i, j;
+  size_t count, i;
   int rc;
   if (p->rebuilding_ || (named_len > 0 && !named)) {
     return CKF_ERR_ARG;
@@ -4159,19 +4193,11 @@ int ckf_rebuild_begin(ckf_producer *next, const ckf_producer *p, const ckf_membe
   }
   next->rebuilding_ = true;
   next->changes_ = p->changes_;
-  count = ckf_members_sort_(p, next->sorted_);
+  count = ckf_rebuild_rest_(next, p, named, named_len);
   for (i = 0; i < count; i++) {
-    const ckf_member *const m = &next->sorted_[i];
-    for (j = 0; j < named_len; j++) {
-      if (named[j].worker_id == m->worker_id && named[j].dp_rank == m->dp_rank) {
-        break;
-      }
-    }
-    if (j == named_len) {
-      rc = ckf_rebuild_retain_(next, p, m);
-      if (rc != CKF_OK) {
-        return rc;
-      }
+    rc = ckf_rebuild_retain_(next, p, &next->sorted_[i]);
+    if (rc != CKF_OK) {
+      return rc;
     }
   }
   return CKF_OK;
@@ -6069,6 +6095,10 @@ void ckf_search_rows(ckf_row_fn row, void *user, size_t len, uint32_t lanes,
   ckf_search_run_(&source, &callback, ckf_search_len_(len), true,
                   lanes & ((UINT32_C(1) << CKF_LANES) - 1), depths);
 }
+
+#if defined(__cplusplus) && defined(__GNUC__)
+#pragma GCC diagnostic pop
+#endif
 
 #endif /* CKF_IMPLEMENTATION_ */
 #endif /* CKF_IMPLEMENTATION or CKF_STATIC */

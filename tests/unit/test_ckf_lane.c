@@ -302,21 +302,35 @@ Test(ckf_lane, another_identity_needs_another_assignment) {
   cr_assert_eq(install(&lane, &next, &lease, 1).result, CKF_LANE_SNAPSHOT_INSTALLED);
 }
 
-Test(ckf_lane, the_writer_of_a_withdrawn_lane_does_not_know) {
+Test(ckf_lane, the_writer_of_a_withdrawn_lane_learns_of_it_by_a_fault_or_an_assignment) {
   ckf_identity identity;
   ckf_lease lease;
   const ckf_image image = {0, 1};
   ckf_lane lane = a_ready_lane(&identity, &lease);
-  ckf_table_withdraw(&table, 1u << 3);
-  cr_assert(ckf_lane_ready(&lane));
-  cr_assert_eq(ckf_lane_apply_delta(&lane, &identity, &lease, 7, 8, &image, 1).result,
-               CKF_LANE_DELTA_APPLIED);
-  cr_assert_eq(ckf_table_ready(&table), 0, "a delta does not bring the readers back");
-  cr_assert_eq(install(&lane, &identity, &lease, 9).fault, CKF_FAULT_SNAPSHOT_WHILE_READY);
-  lease.assignment_epoch++;
-  cr_assert_eq(ckf_lane_assign(&lane, &identity, &lease), CKF_OK);
-  cr_assert_eq(install(&lane, &identity, &lease, 9).result, CKF_LANE_SNAPSHOT_INSTALLED);
-  cr_assert_eq(ckf_table_ready(&table), 1u << 3);
+  for (uint64_t turn = 0; turn < 3; turn++) {
+    const uint64_t at = turn ? 9 : 7;
+    ckf_table_withdraw(&table, 1u << 3);
+    cr_assert(ckf_lane_ready(&lane));
+    cr_assert_eq(ckf_lane_apply_delta(&lane, &identity, &lease, at, at + 1, &image, 1).result,
+                 CKF_LANE_DELTA_APPLIED);
+    cr_assert_eq(ckf_table_word(&table, 3, 0), 1);
+    cr_assert_eq(install(&lane, &identity, &lease, at + 1).result, CKF_LANE_IGNORED_STALE);
+    cr_assert_eq(ckf_table_ready(&table), 0, "neither brings the readers back");
+    if (turn == 0) {
+      cr_assert_eq(install(&lane, &identity, &lease, 9).fault, CKF_FAULT_SNAPSHOT_WHILE_READY);
+    } else if (turn == 1) {
+      cr_assert_eq(ckf_lane_drain(&lane, &lease, 99).fault, CKF_FAULT_TERMINAL_MISMATCH);
+    } else {
+      lease.assignment_epoch++;
+      cr_assert_eq(ckf_lane_assign(&lane, &identity, &lease), CKF_OK);
+    }
+    cr_assert_not(ckf_lane_ready(&lane));
+    cr_assert_eq(ckf_table_ready(&table), 0);
+    cr_assert_eq(install(&lane, &identity, &lease, 9).result, CKF_LANE_SNAPSHOT_INSTALLED,
+                 "after a fault under the same lease");
+    cr_assert(ckf_lane_ready(&lane));
+    cr_assert_eq(ckf_table_ready(&table), 1u << 3);
+  }
 }
 
 Test(ckf_cbi1, a_frame_of_another_data_centre_is_decoded) {

@@ -722,7 +722,7 @@ Test(ckf_producer, tags_live_as_long_as_their_mapping) {
 }
 
 Test(ckf_producer, rebuild_guards_its_order) {
-  const ckf_member one = {1, 0}, two = {2, 0}, three = {3, 0};
+  const ckf_member one = {1, 0}, two = {2, 0}, three = {3, 0}, four = {4, 0}, five = {5, 0};
   const ckf_block block = {7, 8};
   ckf_outcome out;
   ckf_batch batch;
@@ -735,10 +735,53 @@ Test(ckf_producer, rebuild_guards_its_order) {
   cr_assert_eq(store(&next_p, &three, &block, 1, &out), CKF_OK);
   cr_assert_eq(store(&next_p, &three, &block, 1, &out), CKF_OK, "its next event");
   cr_assert_eq(store(&next_p, &two, &block, 1, &out), CKF_ERR_ARG, "not ascending");
+  cr_assert_eq(store(&next_p, &four, &block, 0, &out), CKF_OK, "pushed, though with nothing");
+  cr_assert_eq(store(&next_p, &three, &block, 1, &out), CKF_ERR_INVARIANT, "has blocks already");
+  cr_assert_eq(ckf_producer_stored(&next_p, &five, CKF_TIER_DEVICE, CKF_DOMAIN_MISSING, true, 99,
+                                   false, 0, &block, 1, &out),
+               CKF_ERR_PARENT_NOT_FOUND, "pushed, though refused");
+  cr_assert_eq(store(&next_p, &four, &block, 1, &out), CKF_ERR_ARG, "has none, but comes too late");
+  cr_assert_eq(store(&next_p, &five, &block, 1, &out), CKF_OK);
   cr_assert_eq(ckf_producer_drain(&next_p, &batch), CKF_ERR_ARG);
   cr_assert_eq(ckf_producer_drain(&p, &batch), 1, "draining does not disturb a rebuild");
   cr_assert_eq(ckf_producer_remove_rank(&p, &one), CKF_OK);
   cr_assert_eq(ckf_rebuild_commit(&p, &next_p), CKF_ERR_ARG, "the rebuild missed a removal");
+  cr_assert_eq(ckf_producer_check_(&p), CKF_OK);
+}
+
+/* Named in any order, more than once, or without being there; `p` has slots that are free again. */
+Test(ckf_producer, rebuild_retains_whoever_is_not_named) {
+  enum { STRANGERS = 300 };
+  ckf_member named[MAX_MEMBERS + STRANGERS];
+  ckf_outcome out;
+  size_t count, n = 0;
+  open_both(100);
+  for (uint32_t i = 0; i < MAX_MEMBERS; i++) {
+    const ckf_member member = {MAX_MEMBERS - i, i % 3};
+    const ckf_block block = {i, i};
+    cr_assert_eq(store(&p, &member, &block, 1, &out), CKF_OK);
+    if (i % 4 == 1) {
+      cr_assert_eq(ckf_producer_remove_rank(&p, &member), CKF_OK);
+    } else if (i % 4 == 2) {
+      named[n++] = member;
+    }
+  }
+  for (uint32_t i = 0; i < STRANGERS; i++) {
+    named[n++] = (ckf_member){i % MAX_MEMBERS + 1, 3};
+  }
+  named[n] = named[0];
+  cr_assert_eq(ckf_rebuild_begin(&next_p, &p, named, n + 1, memory[1], sizeof memory[1]), CKF_OK);
+  const ckf_member *const kept = ckf_producer_members(&next_p, &count);
+  cr_assert_eq(count, MAX_MEMBERS / 2);
+  for (size_t i = 0; i < count; i++) {
+    const uint32_t at = MAX_MEMBERS - (uint32_t)kept[i].worker_id;
+    cr_assert(at % 4 == 0 || at % 4 == 3);
+    cr_assert_eq(kept[i].dp_rank, at % 3);
+    cr_assert(i == 0 || kept[i - 1].worker_id < kept[i].worker_id);
+    cr_assert_eq(ckf_producer_find(&next_p, &kept[i], at, NULL, NULL), 1);
+  }
+  cr_assert_eq(ckf_producer_check_(&next_p), CKF_OK);
+  cr_assert_eq(ckf_rebuild_commit(&p, &next_p), CKF_OK);
   cr_assert_eq(ckf_producer_check_(&p), CKF_OK);
 }
 
