@@ -232,6 +232,13 @@ check: deps-check ## everything that must hold before a commit; ends with "N pas
 check-all: deps-check-all ## check and all that takes longer: coverage, study, fuzzing, threads, foreign machines, valgrind
 	+@BUILD='$(BUILD)' MAKE='$(MAKE)' scripts/check-all
 
+conform: all tests ## the tests that carry ids of conformance scenarios, and the table of them, also in $(BUILD)/conform.md
+	@rm -rf $(BUILD)/conform
+	@KVRELAY_BIN='$(abspath $(BUILD))' KVRELAY_BUILD='$(abspath $(BUILD))' \
+	  scripts/run-tests --results $(BUILD)/conform --total /dev/null \
+	  $(patsubst tests/unit/%.c,$(BUILD)/tests/%,$(shell scripts/conform sources)); ran=$$?; \
+	  scripts/conform table $(BUILD)/conform $(BUILD)/conform.md && exit $$ran
+
 study: $(RUN_VECTORS) ## the accuracy study of ckf.h's search at full size, and its numbers
 	$(RUN_VECTORS) --verbose --only study tests/vectors/ckf.json
 
@@ -303,6 +310,6 @@ help: ## this list
 	@sed -n 's/^\([a-z-]*\):.* ## \(.*\)/\1|\2/p' Makefile | awk -F'|' '{ printf "  make %-13s %s\n", $$1, $$2 }'
 
 FORCE:
-.PHONY: all tests sim fuzzers test check check-all study fuzz coverage cross-build cross-short-build cross-test cross-short examples demo bench bench-peers benches format format-check firmware toc function-size threads deps deps-build deps-bench deps-check deps-check-all clean help FORCE
+.PHONY: all tests sim fuzzers test check check-all conform study fuzz coverage cross-build cross-short-build cross-test cross-short examples demo bench bench-peers benches format format-check firmware toc function-size threads deps deps-build deps-bench deps-check deps-check-all clean help FORCE
 
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)

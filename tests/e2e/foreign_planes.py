@@ -131,7 +131,7 @@ def refusals(channel):
 
 
 def all_at_once(channel, limit=64):
-    """X7: every stream of every plane up to its limit on one connection; the next one of each is refused."""
+    """Every stream of every plane up to its limit on one connection; the next one of each is refused."""
     planes = (
         ("WatchKvPoolCatalog", pb.WatchKvPoolCatalogRequest, pb.KvPoolCatalogUpdate),
         ("SubscribeServingReadiness", pb.SubscribeServingReadinessRequest, pb.ServingReadinessUpdate),
@@ -149,14 +149,14 @@ def all_at_once(channel, limit=64):
     time.sleep(0.5)  # until the cancelled one has given its place back
     calls = [opened(method, kind, reply, **more) for _ in range(limit) for method, kind, reply, more in planes]
     answered = sum(1 for call in calls if next(call) is not None)
-    check(f"{len(calls)} streams on one connection", answered == 4 * limit, answered)
+    check(f"X7: {len(calls)} streams on one connection", answered == 4 * limit, answered)
     for method, kind, reply, more in planes:
         try:
             next(opened(method, kind, reply, **more))
             got = "OK", None
         except grpc.RpcError as error:
             got = error.code().name, dict(error.trailing_metadata() or ()).get("kv-relay-error-reason")
-        check(f"one more of {method} is refused", got == ("RESOURCE_EXHAUSTED", "RELAY_ERROR_REASON_RESOURCE_LIMIT"), got)
+        check(f"X7: one more of {method} is refused", got == ("RESOURCE_EXHAUSTED", "RELAY_ERROR_REASON_RESOURCE_LIMIT"), got)
     for call in calls:
         call.cancel()
     time.sleep(0.5)

@@ -135,7 +135,7 @@ static void break_flags(uint8_t *frame, size_t *len) {
   put(frame, 6, 3, 2);
 }
 
-Test(ckf_cbi1, of_two_faults_the_earlier_row_is_reported) {
+Test(ckf_cbi1, B2_B3_of_two_faults_the_earlier_row_is_reported) {
   static const fault faults[] = {
       {CKF_ERR_TRUNCATED, break_truncated},
       {CKF_ERR_FRAME_TOO_LARGE, break_size},
@@ -164,7 +164,7 @@ Test(ckf_cbi1, of_two_faults_the_earlier_row_is_reported) {
   free(frame);
 }
 
-Test(ckf_cbi1, bodies_are_checked_in_order) {
+Test(ckf_cbi1, B2_bodies_are_checked_in_order) {
   static uint8_t frame[1024];
   ckf_cbi1_frame view;
   size_t len = make_delta(frame, sizeof frame, 3);
@@ -191,7 +191,7 @@ Test(ckf_cbi1, bodies_are_checked_in_order) {
   cr_assert_eq(decode(frame, len), CKF_ERR_MALFORMED);
 }
 
-Test(ckf_cbi1, encoders_check_and_fit_exactly) {
+Test(ckf_cbi1, B2_encoders_check_and_fit_exactly) {
   const ckf_format odd = {1, 6};
   const ckf_image bad[2] = {{1, 1}, {64, 1}};
   uint64_t words[64] = {0};
@@ -224,7 +224,7 @@ static bool words_lie_as_sent(void) {
 }
 
 /* Every chunk size, at an odd address; header and words from memory give the same frame. */
-Test(ckf_cbi1, any_split_assembles_to_the_same_words) {
+Test(ckf_cbi1, B4_any_split_assembles_to_the_same_words) {
   const ckf_format big = {3, 256};
   static uint64_t words[256], collected[256];
   static uint8_t buffer[4096];
@@ -261,4 +261,33 @@ Test(ckf_cbi1, any_split_assembles_to_the_same_words) {
     cr_assert_eq(epoch, 77);
     cr_assert_arr_eq(collected, words, sizeof words);
   }
+}
+
+Test(ckf_cbi1, B4_a_filter_of_two_full_chunks_assembles_in_order_only) {
+  const ckf_format big = {3, 1u << 20};
+  const size_t n = (size_t)big.bucket_count, cap = CKF_CBI1_MAX_FRAME_BYTES;
+  uint64_t *const words = calloc(n, 8), *const collected = calloc(n, 8);
+  uint8_t *const frame = malloc(cap);
+  ckf_assembly assembly;
+  uint64_t epoch = 0;
+  words[0] = 1;
+  words[524289] = 2;
+  words[n - 1] = UINT64_MAX;
+  cr_assert_eq(ckf_cbi1_chunk_count(&big, CKF_CBI1_MAX_CHUNK_BUCKETS), 2);
+  cr_assert_eq(ckf_assembly_init(&assembly, &big, collected, n), CKF_OK);
+  static const uint32_t order[] = {1, 0, 1};
+  static const int want[] = {CKF_ERR_CHUNK_SEQUENCE, 0, 1};
+  for (int i = 0; i < 3; i++) {
+    ckf_cbi1_frame view;
+    const ptrdiff_t len = ckf_cbi1_snapshot_encode(
+        &big, 9, 77, words, n, CKF_CBI1_MAX_CHUNK_BUCKETS, order[i], frame, cap);
+    cr_assert_eq(len, (ptrdiff_t)cap, "as large as a frame may be");
+    cr_assert_eq(ckf_cbi1_decode(&big, frame, (size_t)len, &view), CKF_OK);
+    cr_assert_eq(ckf_assembly_absorb(&assembly, &view, &epoch), want[i]);
+  }
+  cr_assert_eq(epoch, 77);
+  cr_assert_eq(memcmp(collected, words, n * 8), 0);
+  free(words);
+  free(collected);
+  free(frame);
 }

@@ -261,7 +261,7 @@ static void reads_the_same(const reader *r, const uint64_t *words) {
 }
 
 /* Saved at any moment, in chunks of any size, and followed from there. */
-Test(ckf_props, a_snapshot_and_the_deltas_behind_it_rebuild_every_word) {
+Test(ckf_props, B1_a_snapshot_and_the_deltas_behind_it_rebuild_every_word) {
   for (uint64_t expected = 20; expected <= 320; expected *= 2) {
     uint64_t events = expected, sequence = 100;
     size_t images = 0;

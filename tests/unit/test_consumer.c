@@ -125,7 +125,7 @@ Test(consumer, way_from_connection_to_a_live_pool) {
 }
 
 /* R1, its part about connections. */
-Test(consumer, late_ends_of_a_former_connection_change_nothing) {
+Test(consumer, R1_late_ends_of_a_former_connection_change_nothing) {
   const kvrelay_descriptor pool = kit_pool(1);
   const kvrelay_status end = kit_status(KVRELAY_GRPC_UNAVAILABLE, KVRELAY_REASON_NONE);
   const kvrelay_relay_info info = {kit_envelope()};
@@ -345,7 +345,7 @@ Test(consumer, revisions_only_grow_within_a_stream) {
 }
 
 /* Each one differs from pool 1 by one decoded field. */
-Test(consumer, equal_revision_needs_equal_content) {
+Test(consumer, T6_equal_revision_needs_equal_content) {
   static const kvrelay_text aliases[] = {{(const uint8_t *)"chaT", 4}};
   static const int32_t roles[] = {KVRELAY_ROLE_PREFILL};
   kvrelay_descriptor pools[24];
@@ -481,7 +481,7 @@ Test(consumer, a_pool_listed_twice_closes_the_plane) {
 }
 
 /* X1, behind the decoder, and its relatives: one pool is set aside, the others go on. */
-Test(consumer, odd_pools_are_quarantined_alone) {
+Test(consumer, X1_odd_pools_are_quarantined_alone) {
   static const kvrelay_registration no_kind = {
       {(const uint8_t *)"x", 1}, {true, KVRELAY_TARGET_NONE, {NULL, 0}, {NULL, 0}}, NULL, 0};
   static const int32_t odd_roles[] = {KVRELAY_ROLE_DECODE, 77};

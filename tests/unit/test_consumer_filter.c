@@ -42,8 +42,8 @@ static int faulted(kit *k, const kvrelay_filter_update *u, int32_t fault) {
 
 /* ---- what is taken ---- */
 
-/* X3: any contiguous split gives the same words. */
-Test(consumer_filter, chunk_sizes_do_not_matter) {
+/* Any contiguous split gives the same words. */
+Test(consumer_filter, X3_chunk_sizes_do_not_matter) {
   static const uint32_t sizes[] = {64, 1000, 7168, 262144, 524288};
   static uint64_t words[1 << 19];
   kvrelay_descriptor pool = kit_pool(1);
@@ -149,7 +149,7 @@ Test(consumer_filter, the_largest_sequence) {
 /* ---- what ends a stream ---- */
 
 /* R3 and every other number of the key. */
-Test(consumer_filter, frames_of_another_producer) {
+Test(consumer_filter, R3_frames_of_another_producer) {
   for (int i = 0; i < 15; i++) {
     kit k;
     const kvrelay_descriptor pool = open_one(&k);
@@ -336,7 +336,7 @@ Test(consumer_filter, incomplete_coverage) {
   kit_close(&k);
 }
 
-Test(consumer_filter, gaps_and_repetitions) {
+Test(consumer_filter, H1_gaps_and_repetitions) {
   const ckf_image image = {1, 1};
   kit k;
   const kvrelay_descriptor pool = open_one(&k);

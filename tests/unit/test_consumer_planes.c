@@ -255,7 +255,7 @@ Test(consumer_planes, equal_revision_needs_equal_content) {
   }
 }
 
-Test(consumer_planes, odd_entries_are_set_aside_alone) {
+Test(consumer_planes, X5_odd_entries_are_set_aside_alone) {
   entry_of good, odd;
   kit k;
   planes_open(&k);
@@ -486,7 +486,7 @@ Test(consumer_planes, stale_after_three_windows_of_their_length) {
 
 /* ---- ends ---- */
 
-Test(consumer_planes, ends_void_one_plane_and_it_comes_back) {
+Test(consumer_planes, X6_ends_void_one_plane_and_it_comes_back) {
   static const struct {
     int32_t grpc, reason;
     bool again;

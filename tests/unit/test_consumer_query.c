@@ -83,8 +83,7 @@ static void count_up(uint32_t *tokens, size_t len, uint32_t first) {
     tokens[i] = first + (uint32_t)i;
 }
 
-/* R1. */
-Test(consumer_query, unknown_is_not_zero) {
+Test(consumer_query, R1_unknown_is_not_zero) {
   const uint32_t tokens[] = {11, 22, 33, 44};
   const kvrelay_descriptor pool = kit_pool(1);
   kit k;
@@ -129,8 +128,7 @@ Test(consumer_query, unknown_is_not_zero) {
   kit_close(&k);
 }
 
-/* R2. */
-Test(consumer_query, stored_tokens_are_found) {
+Test(consumer_query, R2_stored_tokens_are_found) {
   const uint32_t tokens[] = {11, 22, 33, 44, 55};
   kvrelay_descriptor pool = kit_pool(1);
   engine e;
@@ -152,8 +150,48 @@ Test(consumer_query, stored_tokens_are_found) {
   free(e.mem);
 }
 
+/* 13 tokens, then 21, by name and adapter of each kind; block size 4. */
+Test(consumer_query, B5_what_the_producer_stores_the_consumer_finds_before_and_after_a_delta) {
+  static const kvrelay_registration both[] = {
+      {{(const uint8_t *)"llama", 5},
+       {true, KVRELAY_TARGET_BASE, {(const uint8_t *)"llama", 5}, {NULL, 0}},
+       kit_aliases,
+       1},
+      {{(const uint8_t *)"llama-sql", 9},
+       {true, KVRELAY_TARGET_LORA, {(const uint8_t *)"llama", 5}, {(const uint8_t *)"sql-v1", 6}},
+       NULL,
+       0}};
+  uint32_t tokens[21];
+  count_up(tokens, 21, 1);
+  for (int i = 0; i < 4; i++) {
+    const char *const lora = i & 1 ? "sql-v1" : "";
+    const kvrelay_query q = {
+        text(i & 1 ? "llama-sql" : "chat"), {NULL, 0}, text("tenant-a"), tokens, 21};
+    kvrelay_descriptor pool = kit_pool(1);
+    engine e;
+    kit k;
+    pool.registrations = both;
+    pool.registrations_len = 2;
+    if (i & 2)
+      pool.query_semantics.hash_format = HASHFMT_FORMAT_EAGLE;
+    engine_open(&e, &pool, 2048);
+    kit_open(&k);
+    kit_feed_pools(&k, 1, &pool, 1);
+    for (int step = 0; step < 2; step++) {
+      engine_store(&e, &pool.query_semantics, lora, "tenant-a", tokens, step ? 21 : 13);
+      engine_publish(&e, &k, 0, &pool); /* compares the words */
+      cr_assert_eq(kit_view(&k, 0).sequence, (uint64_t)step);
+      cr_assert_eq(kvrelay_consumer_query(&k.c, &q, answers, 64, scratch, 4096, k.now), 1);
+      cr_assert_eq(answers[0].depth_blocks, step ? 5 : 3);
+      cr_assert_eq(answers[0].complete_blocks, 5);
+    }
+    kit_close(&k);
+    free(e.mem);
+  }
+}
+
 /* Same tokens, all ways to hash them: each pool finds its own and nothing else. */
-Test(consumer_query, formats_adapters_and_namespaces_hash_apart) {
+Test(consumer_query, B5_formats_adapters_and_namespaces_hash_apart) {
   static const kvrelay_registration both[] = {
       {{(const uint8_t *)"llama", 5},
        {true, KVRELAY_TARGET_BASE, {(const uint8_t *)"llama", 5}, {NULL, 0}},
@@ -319,7 +357,7 @@ Test(consumer_query, names_stand_for_one_binding_over_all_relays) {
 }
 
 /* X2. */
-Test(consumer_query, names_that_differ_behind_a_nul) {
+Test(consumer_query, X2_names_that_differ_behind_a_nul) {
   static const kvrelay_registration a = BASE("m\0a", "x", NULL, 0), b = BASE("m\0b", "y", NULL, 0);
   kvrelay_descriptor pools[2];
   kit k;

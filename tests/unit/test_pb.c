@@ -223,6 +223,72 @@ Test(pb, random_bytes) {
   }
 }
 
+/* Frames every sample, feeds one byte a time and decodes what comes out. */
+Test(pb, X4_golden_bytes_fed_one_by_one_are_what_they_are_in_one_piece) {
+  load_samples();
+  for (size_t i = 0; i < samples_len; i++) {
+    uint8_t stream[KVRELAY_GRPC_PREFIX_LEN + sizeof samples[0].bytes], got[sizeof samples[0].bytes];
+    const size_t len = samples[i].len, all = KVRELAY_GRPC_PREFIX_LEN + len;
+    kvrelay_grpc_prefix_put(stream, (uint32_t)len);
+    memcpy(stream + KVRELAY_GRPC_PREFIX_LEN, samples[i].bytes, len);
+    for (size_t step = 1; step <= all; step += all - 1) { /* bytes, then the whole */
+      kvrelay_framer framer;
+      kvrelay_frame f = {0};
+      size_t body = 0;
+      kvrelay_framer_init_grpc(&framer, 4096);
+      for (size_t at = 0; at < all; at += step) {
+        cr_assert_eq(kvrelay_framer_feed(&framer, stream + at, step, &f), (ptrdiff_t)step);
+        if (f.type == KVRELAY_FRAME_NONE)
+          continue;
+        cr_assert_eq(f.offset, body);
+        memcpy(got + body, f.piece, f.piece_len);
+        body += f.piece_len;
+      }
+      bool stable;
+      cr_assert(kvrelay_frame_done(&f) && kvrelay_framer_empty(&framer) && body == len, "%zu", i);
+      cr_assert_eq(memcmp(got, samples[i].bytes, len), 0);
+      cr_assert_eq(decode_exact(samples[i].own, got, body, &stable), KVRELAY_OK);
+    }
+  }
+}
+
+/* The sample pb-<number> of the golden bytes, decoded; encoding it gives its bytes again. */
+static any_message golden(size_t number) {
+  const sample *s = &samples[number - 1];
+  uint8_t again[sizeof s->bytes];
+  kvrelay_pb_arena arena = fresh_arena();
+  any_message m;
+  cr_assert_eq(s->own->decode(s->bytes, s->len, &arena, &m), KVRELAY_OK);
+  cr_assert_eq(s->own->encode(&m, again, sizeof again), (ptrdiff_t)s->len);
+  cr_assert_eq(memcmp(again, s->bytes, s->len), 0);
+  return m;
+}
+
+static bool is(kvrelay_text t, const char *word) {
+  return t.len == strlen(word) && memcmp(t.ptr, word, t.len) == 0;
+}
+
+Test(pb, W11_a_pool_with_an_adapter_comes_back_and_is_valid) {
+  load_samples();
+  const kvrelay_catalog_update m = golden(18).catalog;
+  cr_assert(m.pools_len == 1 && m.pools[0].registrations_len == 1);
+  const kvrelay_registration *r = &m.pools[0].registrations[0];
+  cr_assert_eq(kvrelay_check_descriptor(&m.pools[0]).class_, KVRELAY_CLASS_OK);
+  cr_assert(is(r->canonical_model_id, "llama-lora") && r->target.kind == KVRELAY_TARGET_LORA);
+  cr_assert(is(r->target.base_model, "llama") && r->aliases_len == 1 && is(r->aliases[0], "chat"));
+  cr_assert(m.pools[0].pool_roles.len == 1 && m.pools[0].pool_roles.ptr[0] == KVRELAY_ROLE_DECODE);
+}
+
+Test(pb, W12_load_windows_come_back) {
+  load_samples();
+  const kvrelay_load_update full = golden(22).load;
+  cr_assert(full.window_sequence == 12 && full.pools_len == 1);
+  cr_assert_eq(kvrelay_check_producer(&full.pools[0].producer).class_, KVRELAY_CLASS_OK);
+  const kvrelay_load_update idle = golden(23).load, first = golden(24).load;
+  cr_assert(idle.window_sequence == 13 && idle.pools_len == 0);
+  cr_assert(first.window_sequence == 0 && first.pools_len == 0);
+}
+
 /* ---- bytes by hand ---- */
 
 static uint8_t out_bytes[MESSAGE_CAP];
@@ -399,7 +465,7 @@ Test(pb, wrong_wire_types_are_malformed) {
   cr_assert_eq(try_out(decode_semantics), KVRELAY_ERR_MALFORMED);
 }
 
-Test(pb, one_odd_pool_leaves_the_others_readable_X1) {
+Test(pb, X1_one_odd_pool_leaves_the_others_readable) {
   out_len = 0;
   for (int pool = 0; pool < 3; pool++) {
     const size_t start = out_len;
@@ -417,7 +483,7 @@ Test(pb, one_odd_pool_leaves_the_others_readable_X1) {
     cr_assert_eq(m.pools[pool].query_semantics.hash_format, pool == 1 ? -1 : 1);
 }
 
-Test(pb, names_that_differ_behind_a_nul_X2) {
+Test(pb, X2_names_that_differ_behind_a_nul) {
   static const uint8_t a[] = {0x0a, 3, 'p', 0, 'a'}, b[] = {0x0a, 3, 'p', 0, 'b'};
   kvrelay_endpoint x, y;
   cr_assert_eq(kvrelay_pb_decode_endpoint(a, sizeof a, NULL, &x), KVRELAY_OK);
@@ -464,7 +530,7 @@ Test(pb, snapshot_in_two_parts_is_merged) {
 
 /* ---- requests ---- */
 
-Test(pb, request_strings_must_be_utf8_X9) {
+Test(pb, X9_request_strings_must_be_utf8) {
   static const uint8_t bad[] = {0x0a, 2, 'a', 0xff}; /* and no marker */
   kvrelay_request r = {.method = 77};
   for (int32_t method = KVRELAY_METHOD_WATCH_CATALOG; method <= KVRELAY_METHOD_SUBSCRIBE_LOAD;

@@ -93,7 +93,7 @@ Test(relay, I3_info_has_both_numbers_and_ends_with_ok) {
   fx_close(f);
 }
 
-Test(relay, methods_that_are_not_offered_after_the_marker) {
+Test(relay, W13_methods_that_are_not_offered_after_the_marker) {
   static const int32_t methods[] = {KVRELAY_METHOD_SUBSCRIBE_SERVING_LOAD, KVRELAY_METHOD_NONE, -1,
                                     7};
   kvrelay_relay_config cfg = fx_config();
@@ -533,7 +533,7 @@ Test(relay, H6_an_idle_hub_advances_without_encoding) {
 
 /* A change that is undone before the next delta must not stay in the snapshot of somebody who
  * joined in between. */
-Test(relay, a_change_that_is_undone_after_the_cut_reaches_the_newcomer) {
+Test(relay, H7_a_change_that_is_undone_after_the_cut_reaches_the_newcomer) {
   kvrelay_relay_config cfg = fx_config();
   fx *f = fx_open(&cfg);
   fx_pool *p = fx_publish(f, 1, 32);
@@ -576,6 +576,35 @@ Test(relay, H4_an_idle_hub_makes_room_and_its_sequence_goes_on_later) {
   fx_delta(f, p);
   cr_assert_eq(reader_drain(f, &a), KVRELAY_PULL_NONE);
   cr_assert(a.sequence == 2 && reader_current(&a));
+  fx_close(f);
+}
+
+Test(relay, H5_a_snapshot_is_the_state_at_its_cut_and_lets_go_of_it) {
+  kvrelay_relay_config cfg = fx_config();
+  cfg.encoding_concurrency = 1;
+  fx *f = fx_open(&cfg);
+  fx_pool *p = fx_publish(f, 1, 1000);
+  const size_t bytes = 8 * ckf_producer_format(&p->state)->bucket_count;
+  uint64_t *const at_cut = malloc(bytes);
+  reader a, b;
+  fx_store(p, 100);
+  cr_assert_eq(kvrelay_relay_pool_publish(&f->relay, p->pool, f->now), KVRELAY_OK);
+  memcpy(at_cut, ckf_producer_words(&p->state), bytes);
+  cr_assert_eq(reader_open(f, &a, p), KVRELAY_OK);
+  for (int i = 0; !ckf_replica_live(&a.replica); i++) { /* the filter changes between the chunks */
+    cr_assert_eq(reader_pull(f, &a), KVRELAY_PULL_MESSAGE);
+    if (i < 3)
+      fx_delta(f, p);
+  }
+  cr_assert(a.chunks > 3 && a.sequence == 0);
+  cr_assert_eq(memcmp(ckf_replica_words(&a.replica), at_cut, bytes), 0);
+  cr_assert_eq(reader_open(f, &b, p), KVRELAY_OK); /* the only place for a snapshot is free again */
+  cr_assert(kvrelay_relay_call_admitted(&f->relay, b.call));
+  fx_delta(f, p);
+  cr_assert_eq(reader_drain(f, &a), KVRELAY_PULL_NONE);
+  cr_assert_eq(reader_drain(f, &b), KVRELAY_PULL_NONE);
+  cr_assert(reader_current(&a) && reader_current(&b) && a.sequence == 4 && b.sequence == 4);
+  free(at_cut);
   fx_close(f);
 }
 
@@ -631,7 +660,7 @@ Test(relay, withdrawal_ends_streams_and_drops_what_waits) {
 /* Damages the state behind the relay's back, as memory errors would. */
 static void damage(fx_pool *p) { p->state.filter_.format_.bucket_count /= 2; }
 
-Test(relay, a_broken_state_fences_the_producer) {
+Test(relay, H12_a_broken_state_fences_the_producer) {
   for (int by_tick = 0; by_tick < 2; by_tick++) {
     kvrelay_relay_config cfg = fx_config();
     cfg.publication_threshold = 2;
@@ -668,7 +697,7 @@ Test(relay, a_broken_state_fences_the_producer) {
   }
 }
 
-Test(relay, a_snapshot_that_cannot_be_encoded_is_an_invalid_publication) {
+Test(relay, H12_a_snapshot_that_cannot_be_encoded_is_an_invalid_publication) {
   kvrelay_relay_config cfg = fx_config();
   fx *f = fx_open(&cfg);
   fx_pool *p = fx_publish(f, 1, 1000);
@@ -827,7 +856,7 @@ Test(relay, H2_lag_by_frames) {
   fx_close(f);
 }
 
-Test(relay, lag_during_the_snapshot_gives_the_permit_back) {
+Test(relay, H14_lag_during_the_snapshot_gives_the_permit_back) {
   kvrelay_relay_config cfg = fx_config();
   cfg.queue_frames = 2;
   cfg.encoding_concurrency = 1;
@@ -927,7 +956,7 @@ Test(relay, H9_too_many_changes_for_one_delta_cut_the_hub_anew, .timeout = 120) 
 
 /* ---- shutdown ---- */
 
-Test(relay, shutdown_ends_streams_with_ok_and_before_data) {
+Test(relay, T3_shutdown_ends_streams_with_ok_and_before_data) {
   kvrelay_relay_config cfg = fx_config();
   fx *f = fx_open(&cfg);
   fx_pool *p = fx_publish(f, 1, 1000);

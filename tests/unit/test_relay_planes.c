@@ -222,7 +222,7 @@ Test(relay_planes, admission_and_permits_of_their_own) {
 }
 
 /* Every detail of an entry makes a revision of its own, also when the number of entries stays. */
-Test(relay_planes, each_difference_that_a_reader_sees_is_a_revision) {
+Test(relay_planes, I7_each_difference_that_a_reader_sees_is_a_revision) {
   kvrelay_relay_config cfg = fx_config();
   world *w = world_open(fx_open(&cfg));
   fx *f = w->f;
@@ -292,8 +292,8 @@ Test(relay_planes, more_members_than_the_limit_leave_the_former_topology) {
   world_close(w);
 }
 
-/* X5: the state counts both encoders, the wire does not show them. */
-Test(relay_planes, two_encoders_are_not_told) {
+/* The state counts both encoders, the wire does not show them. */
+Test(relay_planes, X5_two_encoders_are_not_told) {
   kvrelay_relay_config cfg = fx_config();
   world *w = world_open(fx_open(&cfg));
   (void)card(w, "p", KVRELAY_ROLE_PREFILL, needs_decode, 1);
@@ -551,7 +551,7 @@ static void assert_by_the_rules(fx *f, const crowd *c) {
   cr_assert_eq(set_of(e->adapters[0].missing_roles), a.missing);
 }
 
-Test(relay_planes, readiness_by_the_rules_written_out) {
+Test(relay_planes, I6_I7_readiness_by_the_rules_written_out) {
   static const char *const names[SITES] = {"s0", "s1", "s2", "s3", "s4"};
   kvrelay_relay_config cfg = fx_config();
   world *world = world_open(fx_open(&cfg));
@@ -728,7 +728,7 @@ static void report(const fx_pool *p, uint64_t worker, uint32_t rank, uint64_t us
 }
 
 /* As long as there are rules of section 14. */
-Test(relay_planes, load_of_a_pool) {
+Test(relay_planes, T12_load_of_a_pool) {
   kvrelay_relay_config cfg = fx_config();
   fx *f = fx_open(&cfg);
   fx_pool *p = fx_publish(f, 1, 64);

@@ -139,7 +139,7 @@ static taken *ask_request(bare *b, uint32_t number, const kvrelay_request *q) {
 
 /* ---- the service ---- */
 
-Test(service, info_T1) {
+Test(service, T1_info) {
   const kvrelay_relay_config cfg = fx_config();
   bare b;
   bare_open(&b, &cfg, 0);
@@ -172,7 +172,7 @@ Test(service, methods_that_are_not_there) {
   bare_close(&b);
 }
 
-Test(service, exactly_one_request_that_decodes_X9) {
+Test(service, X9_exactly_one_request_that_decodes) {
   static const uint8_t bad_utf8[] = {0x0a, 2, 'a', 0xff};
   static const uint8_t marked[] = {0x0a, 2, 'a', 0xff, 0xfd, 0x07, 0x31, 0x52, 0x56, 0x4b};
   static const uint8_t cut[] = {0x0a, 9, 'a'};
@@ -200,7 +200,7 @@ Test(service, exactly_one_request_that_decodes_X9) {
   bare_close(&b);
 }
 
-Test(service, reasons_T5_T7) {
+Test(service, T5_T7_reasons) {
   const kvrelay_relay_config cfg = fx_config();
   bare b;
   bare_open(&b, &cfg, 0);
@@ -240,7 +240,7 @@ Test(service, reasons_T5_T7) {
   bare_close(&b);
 }
 
-Test(service, one_stream_only_T4) {
+Test(service, T4_one_stream_only) {
   kvrelay_relay_config cfg = fx_config();
   cfg.max_pool_streams = 1;
   bare b;
@@ -255,7 +255,29 @@ Test(service, one_stream_only_T4) {
   bare_close(&b);
 }
 
-Test(service, who_waits_for_a_permit_is_not_admitted_H13) {
+Test(service, H10_a_stalled_reader_stops_the_snapshot_after_few_chunks) {
+  const kvrelay_relay_config cfg = fx_config();
+  bare b;
+  bare_open(&b, &cfg, 0);
+  fx_pool *pool = fx_publish(b.f, 1, 1000);
+  const size_t chunks = (size_t)(ckf_producer_format(&pool->state)->bucket_count / 64);
+  const kvrelay_request q = fx_pool_request(pool);
+  cr_assert_geq(chunks, 8);
+  kvrelay_mem_hold(b.mem, 0, true);
+  const taken *one = ask_request(&b, 1, &q);
+  for (int i = 0; i < 10; i++) {
+    bare_turn(&b);
+    cr_assert_eq(one->messages, 0);
+    cr_assert_leq(kvrelay_relay_service_stats_get(b.service).messages, 4);
+  }
+  kvrelay_mem_hold(b.mem, 0, false);
+  bare_turn(&b);
+  cr_assert_eq(one->messages, chunks);
+  cr_assert_eq(one->ends, 0);
+  bare_close(&b);
+}
+
+Test(service, H13_who_waits_for_a_permit_is_not_admitted) {
   kvrelay_relay_config cfg = fx_config();
   cfg.encoding_concurrency = 1;
   bare b;
@@ -266,11 +288,11 @@ Test(service, who_waits_for_a_permit_is_not_admitted_H13) {
   const kvrelay_iov message = {bytes, (size_t)len};
   const char *path = kvrelay_method_path(q.method);
   cr_assert_eq(kvrelay_mem_call_raw(b.mem, 1, path, &message, 1), KVRELAY_TRANSPORT_OK);
-  kvrelay_mem_hold(b.mem, 1, true); /* its snapshot is stuck half-way */
+  kvrelay_mem_hold(b.mem, 0, true); /* its snapshot is stuck half-way */
   bare_turn(&b);
   const taken *second = ask(&b, 2, path, &message, 1);
   cr_assert(second->admitted == 0 && second->messages == 0 && second->ends == 0);
-  kvrelay_mem_hold(b.mem, 1, false);
+  kvrelay_mem_hold(b.mem, 0, false);
   bare_turn(&b);
   cr_assert_gt(b.caller.calls[1].messages, 1);
   cr_assert_eq(second->messages, b.caller.calls[1].messages);
@@ -314,7 +336,7 @@ Test(service, every_frame_of_a_stream_is_canonical) {
   bare_close(&b);
 }
 
-Test(service, subscribers_of_one_pool_get_one_payload_H8) {
+Test(service, H8_subscribers_of_one_pool_get_one_payload) {
   kvrelay_relay_config cfg = fx_config();
   cfg.max_pool_streams = cfg.max_subscribers_per_pool = 100;
   bare b;
@@ -361,7 +383,7 @@ Test(service, catalog_follows_the_relay) {
   bare_close(&b);
 }
 
-Test(service, catalog_above_the_message_bound_S62) {
+Test(service, S62_catalog_above_the_message_bound) {
   const kvrelay_relay_config cfg = fx_config();
   bare b;
   bare_open(&b, &cfg, 300);
@@ -556,7 +578,7 @@ Test(service, a_replica_follows_its_pool) {
   world_close(&w);
 }
 
-Test(service, cut_at_any_moment_and_it_heals_X8) {
+Test(service, X8_cut_at_any_moment_and_it_heals) {
   const kvrelay_relay_config cfg = fx_config();
   world w;
   world_open(&w, &cfg, 3 * MS, 0);

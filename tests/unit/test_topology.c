@@ -394,10 +394,10 @@ static void follows(const char *group) {
   ends_in_readiness(group, cards, n);
 }
 
-Test(topology, recorded_two_prefill_endpoints_and_others) { follows("g1"); }
-Test(topology, recorded_encoders_twice) { follows("g2"); }
+Test(topology, I6_recorded_two_prefill_endpoints_and_others) { follows("g1"); }
+Test(topology, I5_recorded_encoders_twice) { follows("g2"); }
 Test(topology, recorded_adapters_refused) { follows("g3"); }
-Test(topology, recorded_conflicts) { follows("g4"); }
+Test(topology, I4_recorded_conflicts) { follows("g4"); }
 
 /* ---- conflicts, one by one ---- */
 
@@ -461,18 +461,18 @@ static const char *told(const kvrelay_card *cards, size_t n) {
 
 #define READY "ready present=A missing= twice= "
 
-Test(topology, one_worker) {
+Test(topology, I5_one_worker) {
   const kvrelay_card cards[] = {base("w", 1, "m")};
   TELLS(cards, "fit n/w is=A m\nn/m " READY "w is=A\n");
 }
 
-Test(topology, block_size_zero_is_a_pool_conflict_only) {
+Test(topology, I4_block_size_zero_is_a_pool_conflict_only) {
   kvrelay_card cards[] = {base("w", 1, "m")};
   cards[0].semantics.kv_block_size = 0;
   TELLS(cards, "P no n/w is=A m\nn/m " READY "w is=A\n");
 }
 
-Test(topology, base_cards_of_an_endpoint_have_to_agree) {
+Test(topology, I4_base_cards_of_an_endpoint_have_to_agree) {
   for (int what = 0; what < 4; what++) {
     kvrelay_card cards[] = {base("w", 1, "m"), base("w", 2, "m")};
     if (what == 0)
@@ -487,14 +487,14 @@ Test(topology, base_cards_of_an_endpoint_have_to_agree) {
   }
 }
 
-Test(topology, two_models_or_two_base_cards_leave_the_topology) {
+Test(topology, I4_two_models_or_two_base_cards_leave_the_topology) {
   const kvrelay_card models[] = {base("w", 1, "m"), base("w", 2, "x"), base("v", 3, "m")};
   const kvrelay_card twice[] = {base("w", 1, "m"), base("w", 1, "m")};
   TELLS(models, "fit n/v is=A m\nT no n/w is=A m x\nn/m " READY "v is=A\n");
   TELLS(twice, "T no n/w is=A m\n");
 }
 
-Test(topology, a_name_that_is_not_valid_takes_its_worker_out_but_not_its_domain) {
+Test(topology, I2_a_name_that_is_not_valid_takes_its_worker_out_but_not_its_domain) {
   kvrelay_card cards[] = {base("w", 1, "m"), base("w", 2, " m")};
   cards[1].role = KVRELAY_ROLE_DECODE;
   TELLS(cards, "B fit n/w is=A m\nn/m " READY "w is=A\n");
@@ -511,7 +511,7 @@ Test(topology, half_an_adapter_card_is_ignored) {
   }
 }
 
-Test(topology, adapters_need_a_base_card_of_their_worker) {
+Test(topology, I4_adapters_need_a_base_card_of_their_worker) {
   const kvrelay_card cards[] = {base("w", 1, "m"), adapter("w", 1, "ad", "x"),
                                 adapter("w", 2, "other", "x")};
   const kvrelay_card alone[] = {adapter("w", 1, "ad", "x")};
@@ -535,7 +535,7 @@ Test(topology, one_adapter_name_with_two_targets) {
   TELLS(cards, "B fit n/w is=A m\nn/m " READY "w is=A\n");
 }
 
-Test(topology, an_id_that_another_model_takes_as_alias) {
+Test(topology, I4_an_id_that_another_model_takes_as_alias) {
   const kvrelay_text taken[] = {text("x"), text("y2"), text("y2"), text(""), text("y")};
   kvrelay_card cards[] = {base("w", 1, "x"), base("v", 2, "y"), base("u", 3, "x"),
                           adapter("u", 3, "ad", "r")};
@@ -558,7 +558,7 @@ Test(topology, an_alias_of_two_models_goes_from_both) {
                "n/x " READY "u is=A v is=A\nn/y " READY "w is=A\n");
 }
 
-Test(topology, aliases_of_workers_are_united_and_sorted) {
+Test(topology, I2_aliases_of_workers_are_united_and_sorted) {
   const kvrelay_text one[] = {text("b"), text("m")}, two[] = {text("c"), text("a"), text("b")};
   kvrelay_card cards[] = {base("w", 1, "m"), base("w", 2, "m")};
   cards[0].aliases = one;
