@@ -138,6 +138,10 @@ extern "C" {
 #define KVRELAY_TIME_NONE UINT64_MAX
 #define KVRELAY_DIGEST_LEN 16
 #define KVRELAY_SUBSCRIBER_ID_MAX 128 /* bytes */
+/* What readers take; more is not supported (contract section 4). */
+#define KVRELAY_TEXT_MAX 4096    /* bytes of a text */
+#define KVRELAY_ALIASES_MAX 1024 /* of one registration */
+#define KVRELAY_PARTS_MAX 4096   /* registrations of a pool, members or adapters of an entry */
 
 /* RPCs; the numbers are those of the raw transport's REQUEST frame. */
 enum kvrelay_method {
@@ -462,7 +466,8 @@ enum kvrelay_condition {
   KVRELAY_COND_MISSING_TOPOLOGY_MEMBERS,
   KVRELAY_COND_DUPLICATE_TOPOLOGY_MEMBER,
   KVRELAY_COND_TOPOLOGY_NAMESPACE_MISMATCH,
-  KVRELAY_COND_DUPLICATE_ADAPTER
+  KVRELAY_COND_DUPLICATE_ADAPTER,
+  KVRELAY_COND_LIST_TOO_LONG /* beyond KVRELAY_ALIASES_MAX or KVRELAY_PARTS_MAX: `value` elements */
 };
 
 typedef struct kvrelay_verdict {
@@ -746,7 +751,8 @@ KVRELAY_API KVRELAY_MUST_USE int kvrelay_relay_init_abi(kvrelay_relay *relay, si
 
 /*
  * Bytes kvrelay_relay_pool_add needs for this descriptor: its copy with all texts and the queue of
- * encoded deltas. 0 = the descriptor is not fit for publication (contract 12.4, 7.3).
+ * encoded deltas. 0 = the descriptor is not fit for publication (contract 12.4, 7.3), whatever its
+ * names are to each other.
  */
 KVRELAY_API size_t kvrelay_relay_pool_mem_size(const kvrelay_relay *relay,
                                                const kvrelay_descriptor *descriptor);
@@ -754,7 +760,8 @@ KVRELAY_API size_t kvrelay_relay_pool_mem_size(const kvrelay_relay *relay,
  * Publishes a pool; the catalog gains it with revision + 1.  `descriptor` is copied; its
  * producer_incarnation and layout_generation are set by the relay (the incarnation of the relay,
  * the next number of its counter), its ckf_format from `state`.  `state` and `mem` stay the
- * caller's and must outlive the pool.  KVRELAY_OK; KVRELAY_ERR_ARG (descriptor not fit),
+ * caller's and must outlive the pool.  KVRELAY_OK; KVRELAY_ERR_ARG (descriptor not fit, an id or
+ * alias repeated),
  * KVRELAY_ERR_LIMIT (max_pools, max_bucket_count), KVRELAY_ERR_STATE (pool id or endpoint already
  * published: contract 12.3; shutting down), KVRELAY_ERR_NOSPACE, KVRELAY_ERR_EXHAUSTED.
  */
@@ -2101,7 +2108,8 @@ KVRELAY_API const char *kvrelay_condition_name(uint8_t condition) {
                                       "MissingTopologyMembers",
                                       "DuplicateTopologyMember",
                                       "TopologyNamespaceMismatch",
-                                      "DuplicateAdapter"};
+                                      "DuplicateAdapter",
+                                      "ListTooLong"};
   return condition < sizeof names / sizeof names[0] ? names[condition] : "";
 }
 
@@ -2352,25 +2360,124 @@ static kvrelay_verdict kvrelay_verdict_(uint8_t class_, uint8_t condition, const
       return part_;                                                                                \
   } while (0)
 
+/* ---- sorting: peers choose the input, so neither recursion nor a quadratic case ---- */
+
+typedef bool (*kvrelay_before_fn_)(const void *context, const void *a, const void *b);
+
+static void kvrelay_swap_(uint8_t *a, uint8_t *b, size_t size) {
+  uint8_t part[64];
+  while (size > 0) {
+    const size_t n = size < sizeof part ? size : sizeof part;
+    KVRELAY_MEMCPY(part, a, n);
+    KVRELAY_MEMCPY(a, b, n);
+    KVRELAY_MEMCPY(b, part, n);
+    a += n;
+    b += n;
+    size -= n;
+  }
+}
+
+/* Moves element i of a heap down; the last in order is on top. */
+static void kvrelay_sift_(uint8_t *base, size_t len, size_t size, size_t i,
+                          kvrelay_before_fn_ before, const void *context) {
+  for (;;) {
+    size_t child = 2 * i + 1;
+    if (child >= len)
+      return;
+    if (child + 1 < len && before(context, base + child * size, base + (child + 1) * size))
+      child++;
+    if (!before(context, base + i * size, base + child * size))
+      return;
+    kvrelay_swap_(base + i * size, base + child * size, size);
+    i = child;
+  }
+}
+
+static void kvrelay_heap_(uint8_t *base, size_t len, size_t size, kvrelay_before_fn_ before,
+                          const void *context) {
+  size_t i;
+  for (i = len / 2; i > 0; i--)
+    kvrelay_sift_(base, len, size, i - 1, before, context);
+}
+
+static void kvrelay_sort_(void *elements, size_t len, size_t size, kvrelay_before_fn_ before,
+                          const void *context) {
+  uint8_t *const base = (uint8_t *)elements;
+  size_t i;
+  for (i = 1; i < len && !before(context, base + i * size, base + (i - 1) * size); i++) {
+  }
+  if (i >= len)
+    return; /* most lists arrive sorted */
+  kvrelay_heap_(base, len, size, before, context);
+  for (i = len - 1; i > 0; i--) {
+    kvrelay_swap_(base, base + i * size, size);
+    kvrelay_sift_(base, i, size, 0, before, context);
+  }
+}
+
+/* Below 0, 0 or above 0; `a` and `b` count elements of the list. */
+typedef int (*kvrelay_compare_fn_)(const void *list, size_t a, size_t b);
+
+#define KVRELAY_SPAN_LEN_ 512
+
+typedef struct kvrelay_span_ {
+  const void *list;
+  kvrelay_compare_fn_ compare;
+  size_t from, len;
+  uint16_t order[KVRELAY_SPAN_LEN_]; /* of its elements, counted from `from` */
+} kvrelay_span_;
+
+static bool kvrelay_span_before_(const void *context, const void *a, const void *b) {
+  const kvrelay_span_ *const span = (const kvrelay_span_ *)context;
+  const size_t x = span->from + *(const uint16_t *)a, y = span->from + *(const uint16_t *)b;
+  const int c = span->compare(span->list, x, y);
+  return c != 0 ? c < 0 : x < y;
+}
+
+/* Whether an element behind a sorted span equals one in it. */
+static bool kvrelay_span_has_(const kvrelay_span_ *span, size_t element) {
+  size_t low = 0, high = span->len;
+  while (low < high) {
+    const size_t middle = low + (high - low) / 2;
+    const int c = span->compare(span->list, span->from + span->order[middle], element);
+    if (c == 0)
+      return true;
+    if (c < 0)
+      low = middle + 1;
+    else
+      high = middle;
+  }
+  return false;
+}
+
 /*
- * Remembers which hashes were seen.  A list of peer texts is searched for a repeat only when the
- * bit of its hash is taken, so long lists cost little more than one pass.
+ * Number of the first element that equals one before it, `len` when there is none.  Nothing may be
+ * moved and there is no memory to sort all in, so spans of it are sorted one by one, and what
+ * stands behind each is looked up in it; with KVRELAY_PARTS_MAX elements fewer than 100 comparisons
+ * for each.
  */
-typedef struct kvrelay_seen_ {
-  uint64_t bits[128];
-} kvrelay_seen_;
-
-static bool kvrelay_seen_before_(kvrelay_seen_ *seen, uint64_t hash) {
-  uint64_t *word = &seen->bits[(hash >> 6) & 127], bit = (uint64_t)1 << (hash & 63);
-  bool before = (*word & bit) != 0;
-  *word |= bit;
-  return before;
+static size_t kvrelay_first_repeat_(const void *list, size_t len, kvrelay_compare_fn_ compare) {
+  kvrelay_span_ span;
+  size_t first = len, i;
+  span.list = list;
+  span.compare = compare;
+  for (span.from = 0; span.from < first; span.from += span.len) {
+    span.len = first - span.from < KVRELAY_SPAN_LEN_ ? first - span.from : KVRELAY_SPAN_LEN_;
+    for (i = 0; i < span.len; i++)
+      span.order[i] = (uint16_t)i;
+    kvrelay_sort_(span.order, span.len, sizeof *span.order, kvrelay_span_before_, &span);
+    for (i = 1; i < span.len; i++)
+      if (span.from + span.order[i] < first &&
+          compare(list, span.from + span.order[i - 1], span.from + span.order[i]) == 0)
+        first = span.from + span.order[i];
+    for (i = span.from + span.len; i < first; i++)
+      if (kvrelay_span_has_(&span, i))
+        first = i;
+  }
+  return first;
 }
 
-static uint64_t kvrelay_text_hash_(kvrelay_text t, uint64_t seed) {
-  static const uint8_t nothing = 0;
-  return hashfmt_hash64(t.len == 0 ? &nothing : t.ptr, t.len, seed);
-}
+/* ---- validators ---- */
 
 KVRELAY_API kvrelay_verdict kvrelay_check_envelope(const kvrelay_envelope *m) {
   if (m->contract_marker != KVRELAY_CONTRACT_MARKER)
@@ -2462,21 +2569,25 @@ static kvrelay_verdict kvrelay_check_target_(const kvrelay_target *m) {
   return KVRELAY_FINE_;
 }
 
+static int kvrelay_aliases_compare_(const void *list, size_t a, size_t b) {
+  const kvrelay_text *const aliases = (const kvrelay_text *)list;
+  return kvrelay_text_compare_(aliases[a], aliases[b]);
+}
+
 KVRELAY_API kvrelay_verdict kvrelay_check_registration(const kvrelay_registration *m) {
-  kvrelay_seen_ seen;
+  size_t valid = 0, repeat;
   if (!kvrelay_text_valid(m->canonical_model_id))
     return KVRELAY_INVALID_(INVALID_TEXT, "canonical_model_id", 0);
   KVRELAY_REQUIRE_(kvrelay_check_target_(&m->target));
-  KVRELAY_MEMSET(&seen, 0, sizeof seen);
-  for (size_t i = 0; i < m->aliases_len; i++) {
-    if (!kvrelay_text_valid(m->aliases[i]))
-      return KVRELAY_INVALID_(INVALID_TEXT, "aliases", i);
-    if (!kvrelay_seen_before_(&seen, kvrelay_text_hash_(m->aliases[i], 0)))
-      continue;
-    for (size_t j = 0; j < i; j++)
-      if (kvrelay_text_equal(m->aliases[i], m->aliases[j]))
-        return KVRELAY_INVALID_(DUPLICATE_ALIAS, "aliases", i);
-  }
+  if (m->aliases_len > KVRELAY_ALIASES_MAX)
+    return KVRELAY_UNSUPPORTED_(LIST_TOO_LONG, "aliases", m->aliases_len);
+  while (valid < m->aliases_len && kvrelay_text_valid(m->aliases[valid]))
+    valid++;
+  repeat = kvrelay_first_repeat_(m->aliases, valid, kvrelay_aliases_compare_);
+  if (repeat < valid)
+    return KVRELAY_INVALID_(DUPLICATE_ALIAS, "aliases", repeat);
+  if (valid < m->aliases_len)
+    return KVRELAY_INVALID_(INVALID_TEXT, "aliases", valid);
   return KVRELAY_FINE_;
 }
 
@@ -2522,6 +2633,8 @@ KVRELAY_API kvrelay_verdict kvrelay_check_descriptor(const kvrelay_descriptor *m
   if (!m->query_semantics.present)
     return KVRELAY_INVALID_(MISSING_FIELD, "query_semantics", 0);
   KVRELAY_REQUIRE_(kvrelay_check_semantics(&m->query_semantics));
+  if (m->registrations_len > KVRELAY_PARTS_MAX)
+    return KVRELAY_UNSUPPORTED_(LIST_TOO_LONG, "registrations", m->registrations_len);
   for (size_t i = 0; i < m->registrations_len; i++)
     KVRELAY_REQUIRE_(kvrelay_check_registration(&m->registrations[i]));
   return kvrelay_check_some_roles_(m->pool_roles, "pool_roles");
@@ -2539,52 +2652,72 @@ static bool kvrelay_endpoint_equal_(const kvrelay_endpoint *a, const kvrelay_end
          kvrelay_text_equal(a->endpoint, b->endpoint);
 }
 
-static kvrelay_verdict kvrelay_check_members_(const kvrelay_topology_entry *m) {
-  kvrelay_seen_ seen;
-  KVRELAY_MEMSET(&seen, 0, sizeof seen);
-  if (m->members_len == 0)
-    return KVRELAY_INVALID_(MISSING_TOPOLOGY_MEMBERS, "members", 0);
-  for (size_t i = 0; i < m->members_len; i++) {
-    const kvrelay_topology_member *member = &m->members[i];
-    if (!member->endpoint.present)
-      return KVRELAY_INVALID_(MISSING_FIELD, "members.endpoint", i);
-    KVRELAY_REQUIRE_(kvrelay_check_endpoint(&member->endpoint));
-    if (!kvrelay_text_equal(member->endpoint.namespace_, m->namespace_))
-      return KVRELAY_INVALID_(TOPOLOGY_NAMESPACE_MISMATCH, "members.endpoint", i);
-    KVRELAY_REQUIRE_(kvrelay_check_some_roles_(member->roles, "members.roles"));
-    if (member->pool_id.present) {
-      kvrelay_verdict link = kvrelay_check_pool_id(&member->pool_id);
-      if (link.class_ != KVRELAY_CLASS_OK) {
-        link.field = "members.pool_id";
-        return link;
-      }
+static kvrelay_verdict kvrelay_check_member_(const kvrelay_topology_entry *m, size_t i) {
+  const kvrelay_topology_member *const member = &m->members[i];
+  if (!member->endpoint.present)
+    return KVRELAY_INVALID_(MISSING_FIELD, "members.endpoint", i);
+  KVRELAY_REQUIRE_(kvrelay_check_endpoint(&member->endpoint));
+  if (!kvrelay_text_equal(member->endpoint.namespace_, m->namespace_))
+    return KVRELAY_INVALID_(TOPOLOGY_NAMESPACE_MISMATCH, "members.endpoint", i);
+  KVRELAY_REQUIRE_(kvrelay_check_some_roles_(member->roles, "members.roles"));
+  if (member->pool_id.present) {
+    kvrelay_verdict link = kvrelay_check_pool_id(&member->pool_id);
+    if (link.class_ != KVRELAY_CLASS_OK) {
+      link.field = "members.pool_id";
+      return link;
     }
-    uint64_t hash = kvrelay_text_hash_(member->endpoint.component, 0);
-    if (!kvrelay_seen_before_(&seen, kvrelay_text_hash_(member->endpoint.endpoint, hash)))
-      continue;
-    for (size_t j = 0; j < i; j++)
-      if (kvrelay_endpoint_equal_(&member->endpoint, &m->members[j].endpoint))
-        return KVRELAY_INVALID_(DUPLICATE_TOPOLOGY_MEMBER, "members", i);
   }
   return KVRELAY_FINE_;
 }
 
-static kvrelay_verdict kvrelay_check_adapters_(const kvrelay_topology_entry *m) {
-  kvrelay_seen_ seen;
-  KVRELAY_MEMSET(&seen, 0, sizeof seen);
-  for (size_t i = 0; i < m->adapters_len; i++) {
-    const kvrelay_adapter_readiness *a = &m->adapters[i];
-    if (!kvrelay_text_valid(a->canonical_model_id))
-      return KVRELAY_INVALID_(INVALID_TEXT, "adapters.canonical_model_id", i);
-    KVRELAY_REQUIRE_(kvrelay_check_state_(a->state, "adapters.state"));
-    KVRELAY_REQUIRE_(kvrelay_check_roles_(a->missing_roles, "adapters.missing_roles"));
-    if (!kvrelay_seen_before_(&seen, kvrelay_text_hash_(a->canonical_model_id, 0)))
-      continue;
-    for (size_t j = 0; j < i; j++)
-      if (kvrelay_text_equal(a->canonical_model_id, m->adapters[j].canonical_model_id))
-        return KVRELAY_INVALID_(DUPLICATE_ADAPTER, "adapters", i);
+/* Their namespace is the entry's. */
+static int kvrelay_members_compare_(const void *list, size_t a, size_t b) {
+  const kvrelay_topology_member *const members = (const kvrelay_topology_member *)list;
+  const kvrelay_endpoint *const x = &members[a].endpoint, *const y = &members[b].endpoint;
+  const int c = kvrelay_text_compare_(x->component, y->component);
+  return c != 0 ? c : kvrelay_text_compare_(x->endpoint, y->endpoint);
+}
+
+static kvrelay_verdict kvrelay_check_members_(const kvrelay_topology_entry *m) {
+  kvrelay_verdict v = KVRELAY_FINE_;
+  size_t valid, repeat;
+  if (m->members_len == 0)
+    return KVRELAY_INVALID_(MISSING_TOPOLOGY_MEMBERS, "members", 0);
+  if (m->members_len > KVRELAY_PARTS_MAX)
+    return KVRELAY_UNSUPPORTED_(LIST_TOO_LONG, "members", m->members_len);
+  for (valid = 0; valid < m->members_len; valid++) {
+    v = kvrelay_check_member_(m, valid);
+    if (v.class_ != KVRELAY_CLASS_OK)
+      break;
   }
-  return KVRELAY_FINE_;
+  repeat = kvrelay_first_repeat_(m->members, valid, kvrelay_members_compare_);
+  return repeat < valid ? KVRELAY_INVALID_(DUPLICATE_TOPOLOGY_MEMBER, "members", repeat) : v;
+}
+
+static kvrelay_verdict kvrelay_check_adapter_(const kvrelay_adapter_readiness *a, size_t i) {
+  if (!kvrelay_text_valid(a->canonical_model_id))
+    return KVRELAY_INVALID_(INVALID_TEXT, "adapters.canonical_model_id", i);
+  KVRELAY_REQUIRE_(kvrelay_check_state_(a->state, "adapters.state"));
+  return kvrelay_check_roles_(a->missing_roles, "adapters.missing_roles");
+}
+
+static int kvrelay_adapters_compare_(const void *list, size_t a, size_t b) {
+  const kvrelay_adapter_readiness *const adapters = (const kvrelay_adapter_readiness *)list;
+  return kvrelay_text_compare_(adapters[a].canonical_model_id, adapters[b].canonical_model_id);
+}
+
+static kvrelay_verdict kvrelay_check_adapters_(const kvrelay_topology_entry *m) {
+  kvrelay_verdict v = KVRELAY_FINE_;
+  size_t valid, repeat;
+  if (m->adapters_len > KVRELAY_PARTS_MAX)
+    return KVRELAY_UNSUPPORTED_(LIST_TOO_LONG, "adapters", m->adapters_len);
+  for (valid = 0; valid < m->adapters_len; valid++) {
+    v = kvrelay_check_adapter_(&m->adapters[valid], valid);
+    if (v.class_ != KVRELAY_CLASS_OK)
+      break;
+  }
+  repeat = kvrelay_first_repeat_(m->adapters, valid, kvrelay_adapters_compare_);
+  return repeat < valid ? KVRELAY_INVALID_(DUPLICATE_ADAPTER, "adapters", repeat) : v;
 }
 
 KVRELAY_API kvrelay_verdict kvrelay_check_topology_entry(const kvrelay_topology_entry *m) {
@@ -3105,61 +3238,6 @@ KVRELAY_API int kvrelay_relay_init_abi(kvrelay_relay *relay, size_t relay_size,
   return KVRELAY_OK;
 }
 
-/* ---- sorting: peers choose the input, so neither recursion nor a quadratic case ---- */
-
-typedef bool (*kvrelay_before_fn_)(const void *context, const void *a, const void *b);
-
-static void kvrelay_swap_(uint8_t *a, uint8_t *b, size_t size) {
-  uint8_t part[64];
-  while (size > 0) {
-    const size_t n = size < sizeof part ? size : sizeof part;
-    KVRELAY_MEMCPY(part, a, n);
-    KVRELAY_MEMCPY(a, b, n);
-    KVRELAY_MEMCPY(b, part, n);
-    a += n;
-    b += n;
-    size -= n;
-  }
-}
-
-/* Moves element i of a heap down; the last in order is on top. */
-static void kvrelay_sift_(uint8_t *base, size_t len, size_t size, size_t i,
-                          kvrelay_before_fn_ before, const void *context) {
-  for (;;) {
-    size_t child = 2 * i + 1;
-    if (child >= len)
-      return;
-    if (child + 1 < len && before(context, base + child * size, base + (child + 1) * size))
-      child++;
-    if (!before(context, base + i * size, base + child * size))
-      return;
-    kvrelay_swap_(base + i * size, base + child * size, size);
-    i = child;
-  }
-}
-
-static void kvrelay_heap_(uint8_t *base, size_t len, size_t size, kvrelay_before_fn_ before,
-                          const void *context) {
-  size_t i;
-  for (i = len / 2; i > 0; i--)
-    kvrelay_sift_(base, len, size, i - 1, before, context);
-}
-
-static void kvrelay_sort_(void *elements, size_t len, size_t size, kvrelay_before_fn_ before,
-                          const void *context) {
-  uint8_t *const base = (uint8_t *)elements;
-  size_t i;
-  for (i = 1; i < len && !before(context, base + i * size, base + (i - 1) * size); i++) {
-  }
-  if (i >= len)
-    return; /* most lists arrive sorted */
-  kvrelay_heap_(base, len, size, before, context);
-  for (i = len - 1; i > 0; i--) {
-    kvrelay_swap_(base, base + i * size, size);
-    kvrelay_sift_(base, i, size, 0, before, context);
-  }
-}
-
 /* ---- lists of streams ---- */
 
 static uint32_t kvrelay_call_index_(const kvrelay_relay *r, const kvrelay_call_ *s) {
@@ -3366,12 +3444,14 @@ static bool kvrelay_name_valid_(kvrelay_text t) {
   return true;
 }
 
-/* What a producer may put into a descriptor (contract 12.4); its producer numbers are set later. */
+/* What a producer may put into a descriptor (contract 12.4), but for repeated names; its producer
+ * numbers are set later. */
 static bool kvrelay_descriptor_fit_(const kvrelay_descriptor *d) {
   if (kvrelay_check_pool_id(&d->producer.pool_id).class_ != KVRELAY_CLASS_OK ||
       kvrelay_check_semantics(&d->query_semantics).class_ != KVRELAY_CLASS_OK ||
       kvrelay_check_some_roles_(d->pool_roles, "").class_ != KVRELAY_CLASS_OK ||
-      d->registrations_len == 0 || !kvrelay_name_valid_(d->serving_endpoint.namespace_) ||
+      d->registrations_len == 0 || d->registrations_len > KVRELAY_PARTS_MAX ||
+      !kvrelay_name_valid_(d->serving_endpoint.namespace_) ||
       !kvrelay_name_valid_(d->serving_endpoint.component) ||
       !kvrelay_name_valid_(d->serving_endpoint.endpoint))
     return false;
@@ -3381,21 +3461,31 @@ static bool kvrelay_descriptor_fit_(const kvrelay_descriptor *d) {
         !kvrelay_name_valid_(r->canonical_model_id) || !kvrelay_name_valid_(r->target.base_model) ||
         (r->target.kind == KVRELAY_TARGET_LORA && !kvrelay_name_valid_(r->target.adapter)))
       return false;
-    for (size_t j = 0; j < d->registrations_len; j++) {
-      const kvrelay_registration *other = &d->registrations[j];
-      if (i != j && kvrelay_text_equal(r->canonical_model_id, other->canonical_model_id))
+    for (size_t k = 0; k < r->aliases_len; k++)
+      if (!kvrelay_name_valid_(r->aliases[k]))
         return false;
-      for (size_t k = 0; k < r->aliases_len; k++) {
-        if (!kvrelay_name_valid_(r->aliases[k]) ||
-            kvrelay_text_equal(r->aliases[k], other->canonical_model_id))
-          return false;
-        for (size_t l = 0; j > i && l < other->aliases_len; l++)
-          if (kvrelay_text_equal(r->aliases[k], other->aliases[l]))
-            return false;
-      }
-    }
   }
   return true;
+}
+
+static bool kvrelay_text_before_(const void *context, const void *a, const void *b) {
+  (void)context;
+  return kvrelay_text_compare_(*(const kvrelay_text *)a, *(const kvrelay_text *)b) < 0;
+}
+
+/* Whether an id or alias stands twice in a descriptor; `names` has room for all of them. */
+static bool kvrelay_descriptor_repeats_(const kvrelay_descriptor *d, kvrelay_text *names) {
+  size_t len = 0;
+  for (size_t i = 0; i < d->registrations_len; i++) {
+    names[len++] = d->registrations[i].canonical_model_id;
+    for (size_t k = 0; k < d->registrations[i].aliases_len; k++)
+      names[len++] = d->registrations[i].aliases[k];
+  }
+  kvrelay_sort_(names, len, sizeof *names, kvrelay_text_before_, NULL);
+  for (size_t i = 1; i < len; i++)
+    if (kvrelay_text_equal(names[i - 1], names[i]))
+      return true;
+  return false;
 }
 
 static kvrelay_text kvrelay_copy_text_(kvrelay_bump_ *b, kvrelay_text t) {
@@ -3487,17 +3577,23 @@ static uint32_t kvrelay_role_set_(kvrelay_roles roles) {
   return set;
 }
 
+/* Ids are unique on both sides; those of the endpoint are in order. */
 static bool kvrelay_registrations_same_(const kvrelay_endpoint_state *s,
                                         const kvrelay_descriptor *d) {
   if (s->registrations_len != d->registrations_len)
     return false;
-  for (size_t i = 0; i < s->registrations_len; i++) {
-    size_t k = 0;
-    while (k < d->registrations_len &&
-           !kvrelay_registration_same_(&s->registrations[i],
-                                       &d->registrations[(i + k) % d->registrations_len]))
-      k++; /* most lists are in one order */
-    if (k == d->registrations_len)
+  for (size_t i = 0; i < d->registrations_len; i++) {
+    size_t low = 0, high = s->registrations_len;
+    while (low < high) {
+      const size_t middle = low + (high - low) / 2;
+      if (kvrelay_text_compare_(s->registrations[middle].canonical_model_id,
+                                d->registrations[i].canonical_model_id) < 0)
+        low = middle + 1;
+      else
+        high = middle;
+    }
+    if (low == s->registrations_len ||
+        !kvrelay_registration_same_(&s->registrations[low], &d->registrations[i]))
       return false;
   }
   return true;
@@ -3845,6 +3941,9 @@ KVRELAY_API int kvrelay_relay_pool_add(kvrelay_relay *relay, const kvrelay_descr
       return KVRELAY_ERR_STATE;
   if (relay->generation_ == UINT64_MAX)
     return KVRELAY_ERR_EXHAUSTED;
+  /* The copy is larger than a list of its names. */
+  if (kvrelay_descriptor_repeats_(descriptor, (kvrelay_text *)(void *)kvrelay_align_(mem)))
+    return KVRELAY_ERR_ARG;
   kvrelay_pool *p = kvrelay_pool_place_(relay, descriptor, kvrelay_align_(mem), &need);
   p->relay_ = relay;
   p->state_ = state;

@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Names, texts, identity digests, validation and keys of the contract.  Ids are the contract's. */
 #include <criterion/criterion.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "kvrelay.h"
+#include "proto/kvrelay_pb.h"
 
 static kvrelay_text text_of(const char *s) { return (kvrelay_text){(const uint8_t *)s, strlen(s)}; }
 
@@ -70,7 +72,8 @@ Test(contract, names_of_methods_states_and_roles) {
   cr_assert_str_eq(kvrelay_condition_name(KVRELAY_COND_MISSING_FIELD), "MissingField");
   cr_assert_str_eq(kvrelay_condition_name(KVRELAY_COND_QUERY_HASH_FORMAT), "QueryHashFormat");
   cr_assert_str_eq(kvrelay_condition_name(KVRELAY_COND_DUPLICATE_ADAPTER), "DuplicateAdapter");
-  cr_assert_str_eq(kvrelay_condition_name(KVRELAY_COND_DUPLICATE_ADAPTER + 1), "");
+  cr_assert_str_eq(kvrelay_condition_name(KVRELAY_COND_LIST_TOO_LONG), "ListTooLong");
+  cr_assert_str_eq(kvrelay_condition_name(KVRELAY_COND_LIST_TOO_LONG + 1), "");
   cr_assert_str_eq(kvrelay_role_name(KVRELAY_ROLE_PREFILL), "PREFILL");
   cr_assert_str_eq(kvrelay_role_name(KVRELAY_ROLE_LEGACY), "LEGACY");
   cr_assert_null(kvrelay_role_name(0));
@@ -575,23 +578,81 @@ Test(contract, W4_W5_W6_W7_order_of_a_descriptor) {
   cr_assert_eq(kvrelay_check_descriptor(&x.d).class_, KVRELAY_CLASS_OK);
 }
 
-Test(contract, repeats_are_found_among_many_aliases) {
-  enum { N = 1024 };
-  static char names[N][16];
-  kvrelay_text aliases[N];
-  kvrelay_registration r = {
-      text_of("id"), {true, KVRELAY_TARGET_BASE, text_of("id"), {NULL, 0}}, aliases, N};
-  for (int i = 0; i < N; i++) {
-    snprintf(names[i], sizeof names[i], "n%d", i);
-    aliases[i] = text_of(names[i]);
+/* ---- long lists ---- */
+
+enum { LONG = 200000 };
+
+/* Distinct texts of one length and one beginning, in no order. */
+static kvrelay_text *long_list(size_t n) {
+  kvrelay_text *const list = malloc(n * sizeof *list);
+  char *const bytes = malloc(n * 32);
+  cr_assert(list && bytes);
+  for (size_t i = 0; i < n; i++) {
+    char *const to = bytes + i * 32;
+    snprintf(to, 32, "a-name-that-begins-alike-%06zu", i * 7919 % 1000003 % 1000000);
+    list[i] = text_of(to);
   }
-  cr_assert_eq(kvrelay_check_registration(&r).class_, KVRELAY_CLASS_OK);
-  for (int i = 1; i < N; i += 97) {
-    const kvrelay_text kept = aliases[i];
-    aliases[i] = aliases[i / 2];
-    kvrelay_verdict v = kvrelay_check_registration(&r);
-    cr_assert(v.condition == KVRELAY_COND_DUPLICATE_ALIAS && v.value == (uint64_t)i);
-    aliases[i] = kept;
+  return list;
+}
+
+/* Puts a copy of another element at `i` of a list of `n`, which the check must find there. */
+#define FINDS_REPEATS(LIST, N, CHECK, CONDITION)                                                   \
+  do {                                                                                             \
+    cr_assert_eq((CHECK).class_, KVRELAY_CLASS_OK);                                                \
+    for (size_t at = 1, of = 0; at < (N); at = at < 8 ? at + 1 : at + 97, of = at * 31 % at) {     \
+      for (int near = 0; near < 2; near++) {                                                       \
+        const kvrelay_text kept = (LIST)[at];                                                      \
+        (LIST)[at] = (LIST)[near ? at - 1 : of];                                                   \
+        const kvrelay_verdict v = (CHECK);                                                         \
+        cr_assert(v.condition == (CONDITION) && v.value == at, "%zu: %s %" PRIu64, at,             \
+                  kvrelay_condition_name(v.condition), v.value);                                   \
+        (LIST)[at] = kept;                                                                         \
+      }                                                                                            \
+    }                                                                                              \
+  } while (0)
+
+Test(contract, repeats_are_found_among_many_aliases) {
+  kvrelay_text *const list = long_list(LONG);
+  kvrelay_registration r = {text_of("id"),
+                            {true, KVRELAY_TARGET_BASE, text_of("id"), {NULL, 0}},
+                            list,
+                            KVRELAY_ALIASES_MAX};
+  FINDS_REPEATS(list, r.aliases_len, kvrelay_check_registration(&r), KVRELAY_COND_DUPLICATE_ALIAS);
+  /* The first failure wins, whichever it is; of equal ones the second is the repeat. */
+  list[700] = list[900] = list[10];
+  list[800] = text_of("");
+  cr_expect_eq(kvrelay_check_registration(&r).value, 700);
+  list[600] = text_of(" ");
+  kvrelay_verdict v = kvrelay_check_registration(&r);
+  cr_expect(v.condition == KVRELAY_COND_INVALID_TEXT && v.value == 600);
+  for (r.aliases_len = KVRELAY_ALIASES_MAX + 1; r.aliases_len <= LONG; r.aliases_len *= 9) {
+    v = kvrelay_check_registration(&r);
+    cr_expect(v.class_ == UNSUPPORTED && v.condition == KVRELAY_COND_LIST_TOO_LONG &&
+              v.value == r.aliases_len && strcmp(v.field, "aliases") == 0);
+  }
+}
+
+/* A naive look for the first repeat, over lists with few different texts. */
+Test(contract, the_first_repeat_is_the_naive_one) {
+  uint64_t rng = 3;
+  for (int round = 0; round < 400; round++) {
+    static kvrelay_text list[KVRELAY_ALIASES_MAX];
+    const size_t n = ckf_rng_draw(&rng) % (round % 2 ? KVRELAY_ALIASES_MAX : 12),
+                 kinds = 1 + ckf_rng_draw(&rng) % (round % 3 ? 400000 : 40);
+    char bytes[KVRELAY_ALIASES_MAX][8];
+    kvrelay_registration r = {
+        text_of("id"), {true, KVRELAY_TARGET_BASE, text_of("id"), {NULL, 0}}, list, n};
+    size_t want = n;
+    for (size_t i = 0; i < n; i++) {
+      snprintf(bytes[i], sizeof bytes[i], "%zu", (size_t)ckf_rng_draw(&rng) % kinds);
+      list[i] = text_of(bytes[i]);
+      for (size_t k = 0; want == n && k < i; k++)
+        if (kvrelay_text_equal(list[k], list[i]))
+          want = i;
+    }
+    const kvrelay_verdict v = kvrelay_check_registration(&r);
+    cr_assert_eq(v.class_ == KVRELAY_CLASS_OK, want == n);
+    cr_assert_eq(v.value, want == n ? 0 : want);
   }
 }
 
@@ -657,6 +718,67 @@ Test(contract, W8_W9_order_of_a_topology_entry) {
   IN_ORDER(check_entry, member_roles);
   IN_ORDER(check_entry, aggregated);
   IN_ORDER(check_entry, legacy);
+}
+
+Test(contract, repeats_are_found_among_many_members_and_adapters) {
+  static kvrelay_topology_member members[LONG];
+  static kvrelay_adapter_readiness adapters[LONG];
+  kvrelay_text *const list = long_list(LONG);
+  everything x;
+  fill(&x);
+  for (size_t i = 0; i < LONG; i++) {
+    members[i] = x.members[0];
+    members[i].endpoint.component = list[i / 2]; /* half of a name may repeat */
+    members[i].endpoint.endpoint = list[i % 2];
+    adapters[i] = x.adapters[0];
+    adapters[i].canonical_model_id = list[i];
+  }
+  x.entry.members = members;
+  x.entry.adapters = adapters;
+  x.entry.members_len = x.entry.adapters_len = KVRELAY_PARTS_MAX;
+  cr_assert_eq(check_entry(&x).class_, KVRELAY_CLASS_OK);
+  for (size_t i = 1; i < KVRELAY_PARTS_MAX; i += 511) {
+    const kvrelay_topology_member member = members[i];
+    const kvrelay_adapter_readiness adapter = adapters[i];
+    adapters[i] = adapters[i / 3];
+    kvrelay_verdict v = check_entry(&x);
+    cr_expect(v.condition == KVRELAY_COND_DUPLICATE_ADAPTER && v.value == i);
+    members[i] = members[i / 2];
+    v = check_entry(&x);
+    cr_expect(v.condition == KVRELAY_COND_DUPLICATE_TOPOLOGY_MEMBER && v.value == i);
+    members[i] = member;
+    adapters[i] = adapter;
+  }
+  x.entry.adapters_len = LONG;
+  kvrelay_verdict v = check_entry(&x);
+  cr_expect(v.class_ == UNSUPPORTED && v.condition == KVRELAY_COND_LIST_TOO_LONG &&
+            v.value == LONG && strcmp(v.field, "adapters") == 0);
+  x.entry.members_len = LONG;
+  v = check_entry(&x);
+  cr_expect(v.class_ == UNSUPPORTED && v.condition == KVRELAY_COND_LIST_TOO_LONG &&
+            v.value == LONG && strcmp(v.field, "members") == 0);
+}
+
+Test(contract, more_registrations_than_readers_take) {
+  static kvrelay_registration registrations[KVRELAY_PARTS_MAX + 1];
+  everything x;
+  fill(&x);
+  for (size_t i = 0; i <= KVRELAY_PARTS_MAX; i++)
+    registrations[i] = x.registrations[0];
+  x.d.registrations = registrations;
+  x.d.registrations_len = KVRELAY_PARTS_MAX;
+  cr_expect_eq(kvrelay_check_descriptor(&x.d).class_, KVRELAY_CLASS_OK);
+  x.d.registrations_len++;
+  const kvrelay_verdict v = kvrelay_check_descriptor(&x.d);
+  cr_expect(v.class_ == UNSUPPORTED && v.condition == KVRELAY_COND_LIST_TOO_LONG &&
+            strcmp(v.field, "registrations") == 0);
+}
+
+/* The bounds of the readers of bytes are those of the core. */
+Test(contract, bounds_of_readers) {
+  cr_expect_eq(KVRELAY_PB_TEXT_MAX, KVRELAY_TEXT_MAX);
+  cr_expect_eq(KVRELAY_PB_ALIASES_MAX, KVRELAY_ALIASES_MAX);
+  cr_expect_eq(KVRELAY_PB_PARTS_MAX, KVRELAY_PARTS_MAX);
 }
 
 Test(contract, X2_names_that_differ_after_a_nul_are_two) {

@@ -411,35 +411,47 @@ Test(relay, what_may_be_published) {
   fx_pool *p = &f->pools[1];
   kvrelay_registration two[2];
   kvrelay_text names[2] = {text_of("chat"), text_of("llama")};
+  enum { MANY = KVRELAY_PARTS_MAX + 1 };
+  static kvrelay_registration many[MANY];
+  const kvrelay_text tabbed = text_of("a\tb");
   static const int32_t twice[] = {2, 2};
   fx_state(p, 32);
-#define NOT_FIT(CHANGE)                                                                            \
+  fx_describe(p, 1);
+  for (size_t i = 0; i < MANY; i++)
+    many[i] = p->registration;
+#define REFUSED(CHANGE, SIZED)                                                                     \
   do {                                                                                             \
     fx_describe(p, 1);                                                                             \
     two[0] = two[1] = p->registration;                                                             \
     CHANGE;                                                                                        \
-    cr_assert_eq(kvrelay_relay_pool_mem_size(&f->relay, &p->descriptor), 0, #CHANGE);              \
+    cr_assert_eq(kvrelay_relay_pool_mem_size(&f->relay, &p->descriptor) != 0, SIZED, #CHANGE);     \
     cr_assert_eq(fx_try_publish(f, 1), KVRELAY_ERR_ARG, #CHANGE);                                  \
   } while (0)
+#define NOT_FIT(CHANGE) REFUSED(CHANGE, false)
+#define REPEATS(CHANGE) REFUSED(CHANGE, true)
   NOT_FIT(p->descriptor.registrations_len = 0);
   NOT_FIT(p->registration.canonical_model_id = text_of(""));
   NOT_FIT(p->registration.canonical_model_id = text_of(" llama"));
   NOT_FIT(p->registration.canonical_model_id = text_of("lla\nma"));
   NOT_FIT(p->registration.target.kind = 0);
   NOT_FIT(p->registration.target.base_model = text_of("lla\nma"));
-  NOT_FIT(p->registration.aliases = &names[1]); /* alias equals an id of the pool */
-  NOT_FIT(
+  REPEATS(p->registration.aliases = &names[1]); /* alias equals an id of the pool */
+  REPEATS(
       (p->descriptor.registrations = two, p->descriptor.registrations_len = 2)); /* repeated id */
-  NOT_FIT((p->descriptor.registrations = two,
+  REPEATS((p->descriptor.registrations = two,
            p->descriptor.registrations_len = 2, /* alias with two owners */
            two[1].canonical_model_id = text_of("mistral")));
+  NOT_FIT((p->descriptor.registrations = many, p->descriptor.registrations_len = MANY));
+  NOT_FIT(p->registration.aliases = &tabbed);
   NOT_FIT(p->descriptor.pool_roles.len = 0);
   NOT_FIT((p->descriptor.pool_roles = (kvrelay_roles){twice, 2}));
   NOT_FIT(p->descriptor.serving_endpoint.component.len = 0);
   NOT_FIT(p->descriptor.query_semantics.kv_block_size = 0);
   NOT_FIT(p->descriptor.query_semantics.hash_format = 3);
   NOT_FIT(p->descriptor.producer.pool_id.domain.cache_semantics.digest_len = 15);
+#undef REPEATS
 #undef NOT_FIT
+#undef REFUSED
   cr_assert_eq(kvrelay_relay_stats_get(&f->relay).catalog_revision, 0);
   fx_publish(f, 2, 32);
   cr_assert_eq(kvrelay_pool_descriptor(f->pools[2].pool)->producer.layout_generation, 1,
