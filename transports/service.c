@@ -36,9 +36,20 @@ struct kvrelay_relay_service {
   kvrelay_relay_service_stats stats;
   kvrelay_call_map calls;
   plane_image catalog, readiness, load;
+  uint64_t stamp_us, stamp_ns; /* one moment on the wall clock and on the transports' */
   /* What comes before a filter's payload, or a whole RelayInfo; lent out until the next pull. */
   uint8_t head[KVRELAY_PB_FILTER_HEAD_CAP];
 };
+
+static void stamp(kvrelay_relay_service *s, uint64_t now_ns) {
+  s->stamp_us = s->cfg.wall_us(s->cfg.wall_context);
+  s->stamp_ns = now_ns;
+}
+
+/* The wall clock, which would cost as much as the message if it was asked for each. */
+static uint64_t wall_us(const kvrelay_relay_service *s, uint64_t now_ns) {
+  return s->stamp_us + (now_ns > s->stamp_ns ? (now_ns - s->stamp_ns) / 1000 : 0);
+}
 
 /* Ends a call without a reason, which belongs to errors of the contract. */
 static int refuse(kvrelay_status *status, int32_t grpc, const char *text) {
@@ -255,9 +266,11 @@ static int service_pull(kvrelay_service *self, void *handle, uint64_t now_ns, kv
   memset(parts, 0, sizeof *parts);
   if (!c->opened)
     return KVRELAY_PULL_NONE;
+  if (s->stamp_us == 0)
+    stamp(s, now_ns);
   kvrelay_outgoing out;
-  int what = kvrelay_relay_call_pull(s->cfg.relay, c->node.number,
-                                     s->cfg.wall_us(s->cfg.wall_context), now_ns, &out);
+  int what =
+      kvrelay_relay_call_pull(s->cfg.relay, c->node.number, wall_us(s, now_ns), now_ns, &out);
   if (what == KVRELAY_PULL_END)
     *status = out.end;
   else if (what == KVRELAY_PULL_MESSAGE)
@@ -302,6 +315,7 @@ kvrelay_service *kvrelay_relay_service_base(kvrelay_relay_service *service) {
 }
 
 void kvrelay_relay_service_poll(kvrelay_relay_service *service, uint64_t now_ns) {
+  stamp(service, now_ns);
   kvrelay_relay_tick(service->cfg.relay, now_ns);
   uint64_t number;
   while (kvrelay_relay_ready_next(service->cfg.relay, &number) == 1) {

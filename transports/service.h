@@ -20,8 +20,9 @@ typedef struct kvrelay_relay_service kvrelay_relay_service;
 
 typedef struct kvrelay_relay_service_config {
   kvrelay_relay *relay; /* must outlive the service */
-  uint64_t (*wall_us)(
-      void *context); /* wall clock, microseconds since 1970; goes into every filter frame */
+  /* Wall clock, microseconds since 1970, read at each poll; what goes into a filter frame is moved
+   * on from there by the transports' clock. */
+  uint64_t (*wall_us)(void *context);
   void *wall_context;
   size_t max_message_bytes; /* a message beyond it ends its call with RESOURCE_LIMIT */
 } kvrelay_relay_service_config;
@@ -43,8 +44,8 @@ int kvrelay_relay_service_open(const kvrelay_relay_service_config *cfg,
                                kvrelay_relay_service **out);
 /* What a server transport wants.  Several transports may share one service, in one thread. */
 kvrelay_service *kvrelay_relay_service_base(kvrelay_relay_service *service);
-/* Ticks the relay and wakes every call that has become worth pulling.  To be called after each turn
- * of the loop and whenever the relay was given something. */
+/* Ticks the relay, reads the wall clock and wakes every call that has become worth pulling.  To be
+ * called after each turn of the loop and whenever the relay was given something. */
 void kvrelay_relay_service_poll(kvrelay_relay_service *service, uint64_t now_ns);
 kvrelay_relay_service_stats kvrelay_relay_service_stats_get(const kvrelay_relay_service *service);
 /* After the transports are closed. */

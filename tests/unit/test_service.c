@@ -308,6 +308,28 @@ static void assert_canonical(const taken *c, kvrelay_filter_update *m) {
   free(again);
 }
 
+Test(service, a_frame_tells_when_it_is_sent) {
+  const kvrelay_relay_config cfg = fx_config();
+  bare b;
+  bare_open(&b, &cfg, 0);
+  fx_pool *pool = fx_publish(b.f, 1, 1000);
+  const kvrelay_request q = fx_pool_request(pool);
+  taken *c = ask_request(&b, 1, &q);
+  kvrelay_filter_update m;
+  for (uint64_t waited_us = 0; waited_us < 5000; waited_us += 1234) {
+    b.f->wall_us += 1000000;
+    fx_delta(b.f, pool);
+    kvrelay_relay_service_poll(b.service, b.f->now);
+    b.f->now += waited_us * 1000 + 999;
+    cr_assert_eq(b.t->run_once(b.t, 0), 1);
+    bare_turn(&b);
+    assert_canonical(c, &m);
+    cr_assert_eq(m.kind, KVRELAY_UPDATE_DELTA);
+    cr_assert_eq(m.send_ts_us, b.f->wall_us + waited_us);
+  }
+  bare_close(&b);
+}
+
 Test(service, every_frame_of_a_stream_is_canonical) {
   const kvrelay_relay_config cfg = fx_config();
   bare b;
