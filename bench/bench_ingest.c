@@ -3,8 +3,8 @@
 /*
  * What does an engine's stream cost? Batches of one store event as vLLM sends it today (a map, 16
  * blocks of 16 tokens, 32-bit token ids), prompts of 16 events; then the removals, in events of 16.
- * Decoding alone, and the whole way from bytes to the filter: hashes, owners, words, a drain after
- * each 16th batch.
+ * Decoding alone; events as decoded, through the source to the filter: hashes, owners, words, a
+ * drain after each 16th batch; and both together, from bytes to the filter.
  */
 
 #include "bench.h"
@@ -18,6 +18,13 @@ typedef struct stream {
   size_t len, cap;
   size_t start[EVENTS + 1];
 } stream;
+
+/* What the decoder gives for each batch, kept. */
+typedef struct decoded {
+  kvrelay_engine_event event[EVENTS];
+  uint64_t externals[EVENTS][BLOCKS];
+  uint32_t tokens[EVENTS][BLOCKS * TOKENS];
+} decoded;
 
 typedef struct target {
   ckf_producer producer;
@@ -128,6 +135,24 @@ static double decode(kvrelay_engine_decoder *d, const stream *s) {
   return taken;
 }
 
+static decoded *decoded_new(kvrelay_engine_decoder *d, const stream *s) {
+  decoded *const all = bench_memory(sizeof *all);
+  for (size_t i = 0; i < EVENTS; i++) {
+    kvrelay_engine_batch batch;
+    kvrelay_engine_event *const ev = &all->event[i];
+    bench_need(kvrelay_engine_batch_begin(d, s->bytes + s->start[i], s->start[i + 1] - s->start[i],
+                                          &batch) == KVRELAY_OK);
+    bench_need(kvrelay_engine_batch_next(d, ev) == 1 && ev->externals_len == BLOCKS &&
+               ev->tokens_len <= BLOCKS * TOKENS);
+    memcpy(all->externals[i], ev->externals, sizeof all->externals[i]);
+    ev->externals = all->externals[i];
+    if (ev->tokens_len)
+      memcpy(all->tokens[i], ev->tokens, ev->tokens_len * sizeof *ev->tokens);
+    ev->tokens = all->tokens[i];
+  }
+  return all;
+}
+
 static target *target_new(void) {
   target *t = take(sizeof *t);
   ckf_producer_config pc = ckf_producer_config_default();
@@ -151,14 +176,24 @@ static void target_free(target *t) {
   free(t);
 }
 
-static double ingest(kvrelay_engine_decoder *d, target *t, const stream *s, uint64_t sequence) {
+/* Nanoseconds for the batches of a stream, decoded before or here. */
+static double ingest(kvrelay_engine_decoder *d, target *t, const stream *s, const decoded *before,
+                     uint64_t sequence) {
   const double start = bench_cpu_ns();
   for (size_t i = 0; i < EVENTS; i++) {
-    ckf_batch batch;
-    bench_need(kvrelay_engine_feed(d, &t->source, sequence + i, s->bytes + s->start[i],
-                                   s->start[i + 1] - s->start[i], 0) == KVRELAY_OK);
+    ckf_batch changed;
+    kvrelay_source_batch batch;
+    const uint8_t *const payload = s->bytes + s->start[i];
+    const size_t len = s->start[i + 1] - s->start[i];
+    if (before == NULL) {
+      bench_need(kvrelay_engine_feed(d, &t->source, sequence + i, payload, len, 0) == KVRELAY_OK);
+    } else {
+      bench_need(kvrelay_source_live(&t->source, sequence + i, payload, len, 0) == KVRELAY_OK);
+      while (kvrelay_source_next(&t->source, &batch, 0) == 1)
+        bench_need(kvrelay_source_event(&t->source, true, 0, &before->event[i], 0) == KVRELAY_OK);
+    }
     if (i % 16 == 15)
-      bench_need(ckf_producer_drain(&t->producer, &batch) >= 0);
+      bench_need(ckf_producer_drain(&t->producer, &changed) >= 0);
   }
   return bench_cpu_ns() - start;
 }
@@ -168,42 +203,65 @@ static uint32_t blocks_of(const target *t) {
   return ckf_producer_member_blocks(&t->producer, &member);
 }
 
+/* Megablocks a second: new ones, a second copy, and the removals, of which the first take one copy
+ * of two. */
+typedef struct rates {
+  bench_sample stored, copied, removed;
+} rates;
+
+static void run(rates *r, kvrelay_engine_decoder *d, const stream *const streams[2],
+                decoded *const before[2]) {
+  const double blocks = (double)EVENTS * BLOCKS;
+  target *t = target_new();
+  bench_add(&r->stored, blocks * 1e3 / ingest(d, t, streams[0], before[0], 0));
+  bench_add(&r->copied, blocks * 1e3 / ingest(d, t, streams[0], before[0], EVENTS));
+  bench_need(blocks_of(t) == (uint32_t)EVENTS * BLOCKS);
+  const double first_ns = ingest(d, t, streams[1], before[1], 2 * EVENTS);
+  bench_add(&r->removed,
+            2 * blocks * 1e3 / (first_ns + ingest(d, t, streams[1], before[1], 3 * EVENTS)));
+  bench_need(blocks_of(t) == 0);
+  for (int i = 0; i < KVRELAY_COUNT_LEN; i++)
+    bench_need(kvrelay_source_stats_get(&t->source)->counts[i] == 0);
+  target_free(t);
+}
+
+static void print(rates *r, const char *from) {
+  bench_print(&r->stored, "M/s", "ingest_%sstored_blocks_new", from);
+  bench_print(&r->copied, "M/s", "ingest_%sstored_blocks_copy", from);
+  bench_print(&r->removed, "M/s", "ingest_%sremoved_blocks", from);
+}
+
 int main(int argc, char **argv) {
   bench_arguments(argc, argv, 0, "");
   bench_start();
-  const double blocks = (double)EVENTS * BLOCKS;
   enum { MAX_TOKENS = 1 << 16 };
   kvrelay_engine_decoder decoder;
   void *memory = take(kvrelay_engine_decoder_mem_size(MAX_TOKENS));
   bench_need(kvrelay_engine_decoder_init(&decoder, MAX_TOKENS, memory,
                                          kvrelay_engine_decoder_mem_size(MAX_TOKENS)) ==
              KVRELAY_OK);
-  stream *stores = stream_new(true), *removals = stream_new(false);
-  bench_sample decoded = {0}, bytes = {0}, dropped = {0}, stored = {0}, copied = {0}, removed = {0};
-  for (int run = 0; run < BENCH_RUNS; run++) {
-    target *t = target_new();
-    const double store_ns = decode(&decoder, stores);
-    bench_add(&decoded, EVENTS * 1e3 / store_ns);
-    bench_add(&bytes, (double)stores->len * 1e3 / store_ns);
-    bench_add(&dropped, EVENTS * 1e3 / decode(&decoder, removals));
-    bench_add(&stored, blocks * 1e3 / ingest(&decoder, t, stores, 0));
-    bench_add(&copied, blocks * 1e3 / ingest(&decoder, t, stores, EVENTS));
-    /* one copy of two goes, then the other */
-    const double first_ns = ingest(&decoder, t, removals, 2 * EVENTS);
-    bench_add(&removed, 2 * blocks * 1e3 / (first_ns + ingest(&decoder, t, removals, 3 * EVENTS)));
-    bench_need(blocks_of(t) == 0);
-    for (int i = 0; i < KVRELAY_COUNT_LEN; i++)
-      bench_need(kvrelay_source_stats_get(&t->source)->counts[i] == 0);
-    target_free(t);
+  stream *streams[] = {stream_new(true), stream_new(false)};
+  decoded *before[] = {decoded_new(&decoder, streams[0]), decoded_new(&decoder, streams[1])};
+  decoded *const none[] = {NULL, NULL};
+  bench_sample stored = {0}, bytes = {0}, removed = {0};
+  rates from_events = {0}, from_bytes = {0};
+  for (int i = 0; i < BENCH_RUNS; i++) {
+    const double store_ns = decode(&decoder, streams[0]);
+    bench_add(&stored, EVENTS * 1e3 / store_ns);
+    bench_add(&bytes, (double)streams[0]->len * 1e3 / store_ns);
+    bench_add(&removed, EVENTS * 1e3 / decode(&decoder, streams[1]));
+    run(&from_events, &decoder, (const stream *const *)streams, before);
+    run(&from_bytes, &decoder, (const stream *const *)streams, none);
   }
-  bench_print(&decoded, "M/s", "ingest_decode_stored_events");
+  bench_print(&stored, "M/s", "ingest_decode_stored_events");
   bench_print(&bytes, "MB/s", "ingest_decode_stored_bytes");
-  bench_print(&dropped, "M/s", "ingest_decode_removed_events");
-  bench_print(&stored, "M/s", "ingest_stored_blocks_new");
-  bench_print(&copied, "M/s", "ingest_stored_blocks_copy");
-  bench_print(&removed, "M/s", "ingest_removed_blocks");
-  stream_free(stores);
-  stream_free(removals);
+  bench_print(&removed, "M/s", "ingest_decode_removed_events");
+  print(&from_events, "events_");
+  print(&from_bytes, "");
+  for (size_t i = 0; i < 2; i++) {
+    stream_free(streams[i]);
+    free(before[i]);
+  }
   free(memory);
   return 0;
 }
