@@ -3,15 +3,15 @@
 /*
  * kvrelay.options makes every field of the generated structs either a plain number, a plain
  * submessage, a bounded array of roles, a kvrelay_text or a kvrelay_pb_list.  The last two are
- * nanopb "callback" fields: kvrelay_pb_field_ below serves them all.  So a message is read and
- * written in two steps, nanopb between bytes and the generated struct, lift and fill between that
- * and the core struct; elements of lists do the same inside the callback.
+ * nanopb "callback" fields.  So a message is read in two steps, nanopb from bytes to the generated
+ * struct and lift from that to the core struct, and written in two, fill and a walk through
+ * nanopb's tables; elements of lists do the same one by one.
  */
 
 #include "kvrelay_pb.h"
 
+#include <pb_common.h>
 #include <pb_decode.h>
-#include <pb_encode.h>
 #include <string.h>
 
 #if defined(__GNUC__)
@@ -708,7 +708,9 @@ static bool read_text(pb_istream_t *stream, const pb_field_t *field, kvrelay_tex
   return pb_read(stream, NULL, stream->bytes_left);
 }
 
-static bool read_field(pb_istream_t *stream, const pb_field_t *field) {
+/* What nanopb calls for each field that is a text or a list; its name stands in kvrelay.options. */
+bool kvrelay_pb_field_(pb_istream_t *stream, pb_ostream_t *never, const pb_field_t *field) {
+  (void)never; /* nothing is written through nanopb */
   /* A number where a length was due: nanopb has put it into a stream of its own. */
   if (stream->callback != reader_read)
     return false;
@@ -779,37 +781,161 @@ int kvrelay_pb_decode_request(int32_t method, const uint8_t *bytes, size_t len,
 
 /* ---- bytes out ---- */
 
-static bool write_elements(pb_ostream_t *stream, const pb_field_t *field,
-                           const kvrelay_pb_list *list) {
-  const codec *c = element_codec(field->submsg_desc);
-  for (size_t i = 0; i < list->len; i++) {
-    any_pb pb;
-    memset(&pb, 0, c->pb_size);
-    if (!c->fill((const uint8_t *)list->ptr + i * c->core_size, &pb))
-      PB_RETURN_ERROR(stream, "core struct");
-    if (!pb_encode_tag_for_field(stream, field) || !pb_encode_submessage(stream, c->fields, &pb))
-      return false;
+/* nanopb's writer computes the size of a submessage by writing it once more, so that each level of
+ * nesting doubles the work below it; this one goes through nanopb's tables once. */
+typedef struct writer {
+  uint8_t *out; /* NULL: only count */
+  size_t cap, len;
+  int err;
+} writer;
+
+static size_t varint(uint8_t *out, uint64_t value) {
+  size_t len = 0;
+  for (; value >= 0x80; value >>= 7)
+    out[len++] = (uint8_t)(value | 0x80);
+  out[len++] = (uint8_t)value;
+  return len;
+}
+
+static void put(writer *w, const void *bytes, size_t len) {
+  if (w->out && len > w->cap - w->len)
+    w->err = KVRELAY_ERR_NOSPACE;
+  if (w->err)
+    return;
+  if (w->out && len)
+    memcpy(w->out + w->len, bytes, len);
+  w->len += len;
+}
+
+static void put_varint(writer *w, uint64_t value) {
+  uint8_t bytes[10];
+  put(w, bytes, varint(bytes, value));
+}
+
+static void put_tag(writer *w, const pb_field_t *field, pb_wire_type_t type) {
+  put_varint(w, (uint64_t)field->tag << 3 | (unsigned)type);
+}
+
+/* Begins a field with a length, for which one byte is left; returns where it stands. */
+static size_t put_open(writer *w, const pb_field_t *field) {
+  put_tag(w, field, PB_WT_STRING);
+  put(w, "", 1);
+  return w->len;
+}
+
+/* Ends it: what was written since is its content, moved where the length needs more bytes. */
+static void put_close(writer *w, size_t start) {
+  if (w->err)
+    return;
+  uint8_t bytes[10];
+  const size_t len = w->len - start, len_len = varint(bytes, len);
+  put(w, bytes + 1, len_len - 1);
+  if (!w->out || w->err)
+    return;
+  if (len_len > 1)
+    memmove(w->out + start + len_len - 1, w->out + start, len);
+  memcpy(w->out + start - 1, bytes, len_len);
+}
+
+static void put_text(writer *w, const pb_field_t *field, const kvrelay_text *text) {
+  put_tag(w, field, PB_WT_STRING);
+  put_varint(w, text->len);
+  put(w, text->ptr, text->len);
+}
+
+static void write_message(writer *w, const pb_msgdesc_t *fields, const void *pb);
+
+static void write_element(writer *w, const pb_field_t *field, const codec *c, const void *core) {
+  any_pb pb;
+  memset(&pb, 0, c->pb_size);
+  if (!c->fill(core, &pb)) {
+    w->err = KVRELAY_ERR_ARG;
+    return;
   }
-  return true;
+  const size_t start = put_open(w, field);
+  write_message(w, c->fields, &pb);
+  put_close(w, start);
 }
 
-static bool write_field(pb_ostream_t *stream, const pb_field_t *field) {
-  const bool repeated = PB_HTYPE(field->type) == PB_HTYPE_REPEATED;
-  if (repeated && PB_LTYPE_IS_SUBMSG(field->type))
-    return write_elements(stream, field, field->pData);
+/* A text or a list. */
+static void write_lent(writer *w, const pb_field_t *field) {
+  if (PB_HTYPE(field->type) != PB_HTYPE_REPEATED) {
+    const kvrelay_text *text = field->pData;
+    if (text->len)
+      put_text(w, field, text);
+    return;
+  }
   const kvrelay_pb_list *list = field->pData;
-  const kvrelay_text *text = repeated ? list->ptr : field->pData;
-  const size_t count = repeated ? list->len : text->len > 0;
-  for (size_t i = 0; i < count; i++)
-    if (!pb_encode_tag_for_field(stream, field) ||
-        !pb_encode_string(stream, text[i].ptr, text[i].len))
-      return false;
-  return true;
+  const bool texts = !PB_LTYPE_IS_SUBMSG(field->type);
+  const codec *c = texts ? NULL : element_codec(field->submsg_desc);
+  for (size_t i = 0; i < list->len && !w->err; i++)
+    if (texts)
+      put_text(w, field, (const kvrelay_text *)list->ptr + i);
+    else
+      write_element(w, field, c, (const uint8_t *)list->ptr + i * c->core_size);
 }
 
-/* What nanopb calls for each field that is a text or a list; its name stands in kvrelay.options. */
-bool kvrelay_pb_field_(pb_istream_t *istream, pb_ostream_t *ostream, const pb_field_t *field) {
-  return istream ? read_field(istream, field) : write_field(ostream, field);
+static void write_roles(writer *w, const pb_field_t *field, size_t len) {
+  const int32_t *roles = field->pData;
+  if (len == 0)
+    return;
+  const size_t start = put_open(w, field);
+  for (size_t i = 0; i < len; i++)
+    put_varint(w, (uint64_t)(int64_t)roles[i]);
+  put_close(w, start);
+}
+
+static void write_fixed(writer *w, const pb_field_t *field, uint64_t value) {
+  const bool wide = field->data_size == 8;
+  uint8_t bytes[8];
+  for (int i = 0; i < 8; i++)
+    bytes[i] = (uint8_t)(value >> (8 * i));
+  put_tag(w, field, wide ? PB_WT_64BIT : PB_WT_32BIT);
+  put(w, bytes, wide ? 8 : 4);
+}
+
+/* The number of a field: 32 bits with sign or without, 64 without, or a bool. */
+static uint64_t number(const pb_field_t *field) {
+  if (PB_LTYPE(field->type) == PB_LTYPE_BOOL)
+    return *(const bool *)field->pData;
+  if (PB_LTYPE(field->type) == PB_LTYPE_VARINT)
+    return (uint64_t)(int64_t) * (const int32_t *)field->pData;
+  return field->data_size == 8 ? *(const uint64_t *)field->pData : *(const uint32_t *)field->pData;
+}
+
+static void write_field(writer *w, const pb_field_t *field) {
+  const pb_type_t has = PB_HTYPE(field->type);
+  if (PB_ATYPE(field->type) == PB_ATYPE_CALLBACK) {
+    write_lent(w, field);
+  } else if (has == PB_HTYPE_REPEATED) {
+    write_roles(w, field, *(const pb_size_t *)field->pSize);
+  } else if (PB_LTYPE_IS_SUBMSG(field->type)) {
+    if (has == PB_HTYPE_ONEOF ? *(const pb_size_t *)field->pSize != field->tag
+                              : !*(const bool *)field->pSize)
+      return;
+    const size_t start = put_open(w, field);
+    write_message(w, field->submsg_desc, field->pData);
+    put_close(w, start);
+  } else {
+    const uint64_t value = number(field);
+    if (value == 0)
+      return;
+    if (PB_LTYPE(field->type) == PB_LTYPE_FIXED32 || PB_LTYPE(field->type) == PB_LTYPE_FIXED64) {
+      write_fixed(w, field, value);
+    } else {
+      put_tag(w, field, PB_WT_VARINT);
+      put_varint(w, value);
+    }
+  }
+}
+
+static void write_message(writer *w, const pb_msgdesc_t *fields, const void *pb) {
+  pb_field_iter_t field;
+  if (!pb_field_iter_begin_const(&field, fields, pb))
+    return; /* a message without fields */
+  do
+    write_field(w, &field);
+  while (pb_field_iter_next(&field) && !w->err);
 }
 
 static ptrdiff_t encode(const codec *c, const void *core, uint8_t *out, size_t cap) {
@@ -817,11 +943,9 @@ static ptrdiff_t encode(const codec *c, const void *core, uint8_t *out, size_t c
   memset(&pb, 0, c->pb_size);
   if (!core || !c->fill(core, &pb))
     return KVRELAY_ERR_ARG;
-  pb_ostream_t sizing = PB_OSTREAM_SIZING;
-  pb_ostream_t stream = out ? pb_ostream_from_buffer(out, cap) : sizing;
-  if (pb_encode(&stream, c->fields, &pb))
-    return (ptrdiff_t)stream.bytes_written;
-  return strcmp(PB_GET_ERROR(&stream), "stream full") == 0 ? KVRELAY_ERR_NOSPACE : KVRELAY_ERR_ARG;
+  writer w = {out, cap, 0, KVRELAY_OK};
+  write_message(&w, c->fields, &pb);
+  return w.err ? w.err : (ptrdiff_t)w.len;
 }
 
 ptrdiff_t kvrelay_pb_encode_request(const kvrelay_request *m, uint8_t *out, size_t cap) {
@@ -858,20 +982,12 @@ int kvrelay_pb_filter_prefix_init(kvrelay_pb_filter_prefix *prefix,
   return KVRELAY_OK;
 }
 
-static size_t put_varint(uint8_t *out, uint64_t value) {
-  size_t len = 0;
-  for (; value >= 0x80; value >>= 7)
-    out[len++] = (uint8_t)(value | 0x80);
-  out[len++] = (uint8_t)value;
-  return len;
-}
-
 /* A varint field as proto3 writes it: nothing when zero. */
 static size_t put_field(uint8_t *out, unsigned number, unsigned wire_type, uint64_t value) {
   if (value == 0)
     return 0;
   out[0] = (uint8_t)(number << 3 | wire_type);
-  return 1 + put_varint(out + 1, value);
+  return 1 + varint(out + 1, value);
 }
 
 size_t kvrelay_pb_filter_head(const kvrelay_pb_filter_prefix *prefix,

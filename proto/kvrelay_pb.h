@@ -11,8 +11,9 @@
  *
  *   ptrdiff_t need = kvrelay_pb_encode_catalog(&update, NULL, 0);
  *
- * nanopb reads and writes every message.  One exception is written here: FilterUpdate on its way
- * out, whose identity part is the same for a whole stream, see kvrelay_pb_filter_prefix.
+ * nanopb reads every message, and its tables say how each is written.  One is also written without
+ * them: FilterUpdate, whose identity part is the same for a whole stream, see
+ * kvrelay_pb_filter_prefix.
  *
  * What is decoded is lent: texts, digests' sources and payloads point into the input bytes, lists
  * into the arena. No peer byte reaches a loop or an allocation beyond the bounds below; nothing
