@@ -142,6 +142,7 @@ extern "C" {
 #define KVRELAY_TEXT_MAX 4096    /* bytes of a text */
 #define KVRELAY_ALIASES_MAX 1024 /* of one registration */
 #define KVRELAY_PARTS_MAX 4096   /* registrations of a pool, members or adapters of an entry */
+#define KVRELAY_ROLES_MAX 64     /* in one list */
 
 /* RPCs; the numbers are those of the raw transport's REQUEST frame. */
 enum kvrelay_method {
@@ -3430,11 +3431,11 @@ static bool kvrelay_registration_same_(const kvrelay_registration *a,
   return true;
 }
 
-/* Control characters are legal on the wire, but our own configuration creates no such names
- * (contract 19). */
+/* Control characters are legal on the wire, but a relay publishes no such names (contract 19), and
+ * none that readers refuse for its length. */
 static bool kvrelay_name_valid_(kvrelay_text t) {
   uint32_t code;
-  if (!kvrelay_text_valid(t))
+  if (t.len > KVRELAY_TEXT_MAX || !kvrelay_text_valid(t))
     return false;
   for (size_t i = 0, n; i < t.len; i += n) {
     n = kvrelay_utf8_next_(t.ptr + i, t.len - i, &code);
@@ -3444,6 +3445,11 @@ static bool kvrelay_name_valid_(kvrelay_text t) {
   return true;
 }
 
+static bool kvrelay_endpoint_fit_(const kvrelay_endpoint *e) {
+  return kvrelay_name_valid_(e->namespace_) && kvrelay_name_valid_(e->component) &&
+         kvrelay_name_valid_(e->endpoint);
+}
+
 /* What a producer may put into a descriptor (contract 12.4), but for repeated names; its producer
  * numbers are set later. */
 static bool kvrelay_descriptor_fit_(const kvrelay_descriptor *d) {
@@ -3451,9 +3457,7 @@ static bool kvrelay_descriptor_fit_(const kvrelay_descriptor *d) {
       kvrelay_check_semantics(&d->query_semantics).class_ != KVRELAY_CLASS_OK ||
       kvrelay_check_some_roles_(d->pool_roles, "").class_ != KVRELAY_CLASS_OK ||
       d->registrations_len == 0 || d->registrations_len > KVRELAY_PARTS_MAX ||
-      !kvrelay_name_valid_(d->serving_endpoint.namespace_) ||
-      !kvrelay_name_valid_(d->serving_endpoint.component) ||
-      !kvrelay_name_valid_(d->serving_endpoint.endpoint))
+      !kvrelay_endpoint_fit_(&d->serving_endpoint))
     return false;
   for (size_t i = 0; i < d->registrations_len; i++) {
     const kvrelay_registration *r = &d->registrations[i];
@@ -6658,7 +6662,7 @@ typedef struct kvrelay_placed_ {
 typedef struct kvrelay_claimed_ {
   kvrelay_registration registration;
   uint32_t endpoint;
-  bool ambiguous;
+  bool left_out;
 } kvrelay_claimed_;
 
 /* A name, by which of the registrations it is claimed, and how. */
@@ -6793,6 +6797,39 @@ static int kvrelay_shape_compare_(const kvrelay_card *a, const kvrelay_card *b) 
   return c;
 }
 
+/* What else of a card is a number. */
+static void kvrelay_card_numbers_(const kvrelay_card *c, uint64_t out[11]) {
+  const kvrelay_digest *const cache = &c->domain.cache_semantics, *const scope =
+                                                                      &c->domain.routing_scope;
+  out[0] = c->has_suffix;
+  out[1] = cache->present;
+  out[2] = cache->digest_len;
+  out[3] = scope->present;
+  out[4] = scope->digest_len;
+  out[5] = c->semantics.kv_block_size;
+  out[6] = (uint64_t)c->semantics.hash_format;
+  out[7] = (uint64_t)c->liveness;
+  out[8] = c->adapter_limit;
+  out[9] = (uint64_t)c->role;
+  out[10] = c->prefill_capable;
+}
+
+/* 0 only for cards that say the same in everything but aliases, which are united: so nothing
+ * depends on who comes first. */
+static int kvrelay_card_compare_(const kvrelay_card *a, const kvrelay_card *b) {
+  uint64_t as[11], bs[11];
+  size_t i;
+  int c = kvrelay_text_compare_(a->model_id, b->model_id);
+  c = c != 0 ? c : kvrelay_text_compare_(a->adapter, b->adapter);
+  c = c != 0 ? c : kvrelay_domain_compare_(&a->domain, &b->domain);
+  kvrelay_card_numbers_(a, as);
+  kvrelay_card_numbers_(b, bs);
+  for (i = 0; c == 0 && i < 11; i++)
+    c = kvrelay_u64_compare_(as[i], bs[i]);
+  return c != 0 ? c : kvrelay_shape_compare_(a, b);
+}
+
+/* By path and worker, base cards first. */
 static bool kvrelay_placed_before_(const void *context, const void *a, const void *b) {
   const kvrelay_card *const x = ((const kvrelay_placed_ *)a)->card;
   const kvrelay_card *const y = ((const kvrelay_placed_ *)b)->card;
@@ -6800,9 +6837,7 @@ static bool kvrelay_placed_before_(const void *context, const void *a, const voi
   (void)context;
   c = c != 0 ? c : kvrelay_u64_compare_(x->worker_id, y->worker_id);
   c = c != 0 ? c : (int)(x->has_suffix | x->has_lora) - (int)(y->has_suffix | y->has_lora);
-  c = c != 0 ? c : kvrelay_text_compare_(x->model_id, y->model_id);
-  c = c != 0 ? c : kvrelay_text_compare_(x->adapter, y->adapter);
-  return c < 0;
+  return (c != 0 ? c : kvrelay_card_compare_(x, y)) < 0;
 }
 
 static void kvrelay_conflict_(kvrelay_endpoint_state *s, uint32_t conflict, const char *why) {
@@ -6812,6 +6847,16 @@ static void kvrelay_conflict_(kvrelay_endpoint_state *s, uint32_t conflict, cons
 }
 
 /* ---- one endpoint ---- */
+
+static bool kvrelay_shape_fit_(const kvrelay_card *c) {
+  size_t i;
+  if (c->model_type.len > KVRELAY_TEXT_MAX || c->needs_len > KVRELAY_ROLES_MAX)
+    return false;
+  for (i = 0; i < c->needs_len; i++)
+    if (c->needs[i].len > KVRELAY_ROLES_MAX)
+      return false;
+  return true;
+}
 
 /* Judges the base cards of an endpoint among each other; returns the mask of their roles. */
 static uint32_t kvrelay_site_bases_(kvrelay_deriving_ *d, kvrelay_site_ *site) {
@@ -6837,14 +6882,19 @@ static uint32_t kvrelay_site_bases_(kvrelay_deriving_ *d, kvrelay_site_ *site) {
       kvrelay_conflict_(s, KVRELAY_CONFLICT_POOL,
                         "base cards differ in domain, block size or hash format");
     }
-    if (c->semantics.kv_block_size == 0)
-      kvrelay_conflict_(s, KVRELAY_CONFLICT_POOL, "block size 0");
+    if (kvrelay_check_semantics(&c->semantics).class_ != KVRELAY_CLASS_OK ||
+        kvrelay_check_digest_(&c->domain.cache_semantics, "").class_ != KVRELAY_CLASS_OK ||
+        kvrelay_check_digest_(&c->domain.routing_scope, "").class_ != KVRELAY_CLASS_OK)
+      kvrelay_conflict_(s, KVRELAY_CONFLICT_POOL,
+                        "a base card's domain, block size or hash format is not valid");
     if (i > site->from && d->placed[i - 1].base == &d->placed[i - 1] &&
         d->placed[i - 1].card->worker_id == c->worker_id)
       kvrelay_conflict_(s, KVRELAY_CONFLICT_TOPOLOGY, "a worker has two base cards");
     p->base = p;
-    if (!kvrelay_text_valid(c->model_id) || kvrelay_role_name(kvrelay_card_role_(c)) == NULL) {
-      kvrelay_conflict_(s, KVRELAY_CONFLICT_BINDING, "a base model's name or role is not valid");
+    if (!kvrelay_name_valid_(c->model_id) || kvrelay_role_name(kvrelay_card_role_(c)) == NULL ||
+        !kvrelay_shape_fit_(c)) {
+      kvrelay_conflict_(s, KVRELAY_CONFLICT_BINDING,
+                        "a base model's name, role, type or needs are not valid");
       continue;
     }
     p->kind = KVRELAY_CARD_BASE_;
@@ -6881,7 +6931,7 @@ static void kvrelay_site_adapters_(kvrelay_deriving_ *d, kvrelay_site_ *site) {
       kvrelay_conflict_(site->state, KVRELAY_CONFLICT_POOL, "adapter limits of a worker differ");
     limit = limit != 0 ? limit : c->adapter_limit;
     p->base = base;
-    if (kvrelay_text_valid(c->model_id) && kvrelay_text_valid(c->adapter))
+    if (kvrelay_name_valid_(c->model_id) && kvrelay_name_valid_(c->adapter))
       p->kind = KVRELAY_CARD_ADAPTER_;
     else
       kvrelay_conflict_(site->state, KVRELAY_CONFLICT_BINDING, "an adapter's name is not valid");
@@ -6898,6 +6948,8 @@ static void kvrelay_deriving_sites_(kvrelay_deriving_ *d) {
     site->state->endpoint = d->placed[from].card->endpoint;
     site->state->why = "";
     site->known = true;
+    if (!kvrelay_endpoint_fit_(&site->state->endpoint))
+      kvrelay_conflict_(site->state, KVRELAY_CONFLICT_TOPOLOGY, "the endpoint's name is not valid");
     for (i = from; i < d->cards_len && kvrelay_path_compare_(&d->placed[from].card->endpoint,
                                                              &d->placed[i].card->endpoint) == 0;
          i++)
@@ -6985,12 +7037,12 @@ static void kvrelay_deriving_claims_(kvrelay_deriving_ *d) {
       kvrelay_claimed_ *const c = &d->claimed[d->claimed_len++];
       c->registration = kvrelay_card_registration_(p);
       c->endpoint = p->endpoint;
-      c->ambiguous = false;
+      c->left_out = false;
       kvrelay_claim_add_(d, p->card->model_id, (uint32_t)d->claimed_len - 1, false);
     }
     p->registration = (uint32_t)d->claimed_len - 1;
     for (k = 0; k < p->card->aliases_len; k++)
-      if (kvrelay_text_valid(p->card->aliases[k]) &&
+      if (kvrelay_name_valid_(p->card->aliases[k]) &&
           kvrelay_text_compare_(p->card->aliases[k], p->card->model_id) != 0)
         kvrelay_claim_add_(d, p->card->aliases[k], p->registration, true);
   }
@@ -7012,7 +7064,7 @@ static void kvrelay_deriving_ambiguous_(kvrelay_deriving_ *d) {
       d->claims[i].ambiguous = true;
       if (d->claims[i].alias)
         continue;
-      c->ambiguous = true;
+      c->left_out = true;
       kvrelay_conflict_(&d->states[c->endpoint], KVRELAY_CONFLICT_BINDING,
                         "a model's name means something else elsewhere");
     }
@@ -7037,7 +7089,11 @@ static void kvrelay_deriving_registrations_(kvrelay_deriving_ *d) {
         r->aliases_len++;
       }
     }
-    if (c->ambiguous)
+    if (r->aliases_len > KVRELAY_ALIASES_MAX) {
+      c->left_out = true;
+      kvrelay_conflict_(s, KVRELAY_CONFLICT_BINDING, "a model has more aliases than readers take");
+    }
+    if (c->left_out)
       continue;
     if (s->registrations_len++ == 0)
       s->registrations = &d->registrations[len];
@@ -7060,6 +7116,8 @@ static void kvrelay_deriving_pools_(kvrelay_deriving_ *d) {
   size_t n = 0, from, to;
   for (size_t i = 0; i < d->sites_len; i++) {
     kvrelay_endpoint_state *const s = &d->states[i];
+    if (s->registrations_len > KVRELAY_PARTS_MAX)
+      kvrelay_conflict_(s, KVRELAY_CONFLICT_POOL, "more registrations than readers take");
     s->fit = s->registrations_len > 0 &&
              (s->conflicts & (KVRELAY_CONFLICT_POOL | KVRELAY_CONFLICT_TOPOLOGY)) == 0;
     if (s->fit)
@@ -7128,7 +7186,7 @@ static size_t kvrelay_entry_cards_(kvrelay_deriving_ *d, size_t from, size_t to,
   for (; from < to; from++) {
     const kvrelay_site_ *const site = &d->sites[d->order[from]];
     for (size_t i = site->from; i < site->to; i++)
-      if (d->placed[i].kind == kind && !d->claimed[d->placed[i].registration].ambiguous)
+      if (d->placed[i].kind == kind && !d->claimed[d->placed[i].registration].left_out)
         d->shaped[n++] = &d->placed[i];
   }
   kvrelay_sort_(d->shaped, n, sizeof *d->shaped, kvrelay_unit_before_, NULL);
@@ -7190,6 +7248,13 @@ static void kvrelay_deriving_entries_(kvrelay_deriving_ *d) {
         break;
     }
     kvrelay_entry_(d, from, to);
+    if (d->entries[d->entries_len - 1].members_len <= KVRELAY_PARTS_MAX &&
+        d->entries[d->entries_len - 1].adapters_len <= KVRELAY_PARTS_MAX)
+      continue;
+    d->entries_len--;
+    for (size_t i = from; i < to; i++)
+      kvrelay_conflict_(&d->states[d->order[i]], KVRELAY_CONFLICT_TOPOLOGY,
+                        "its model has more endpoints or adapters than readers take");
   }
 }
 
@@ -7213,8 +7278,8 @@ int kvrelay_topology_derive(const kvrelay_card *cards, size_t cards_len, void *m
   kvrelay_deriving_claims_(&d);
   kvrelay_deriving_ambiguous_(&d);
   kvrelay_deriving_registrations_(&d);
-  kvrelay_deriving_pools_(&d);
   kvrelay_deriving_entries_(&d);
+  kvrelay_deriving_pools_(&d);
   out->endpoints = d.states;
   out->endpoints_len = d.sites_len;
   out->entries = d.entries;
