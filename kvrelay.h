@@ -529,13 +529,13 @@ KVRELAY_API KVRELAY_MUST_USE int kvrelay_dc_id(kvrelay_text name, uint64_t *out)
 
 /* ==== API: validation (contract sections 5, 7, 8) ==== */
 
-/* Text rule of 7.2: not empty, UTF-8, no White_Space at either end. */
+/* Text rule of contract 7.2: not empty, UTF-8, no White_Space at either end. */
 KVRELAY_API bool kvrelay_text_valid(kvrelay_text text);
 KVRELAY_API bool kvrelay_utf8_valid(const uint8_t *ptr, size_t len);
 /* 1 .. 128 bytes, UTF-8, no control character. */
 KVRELAY_API bool kvrelay_subscriber_id_valid(kvrelay_text id);
 
-/* Each validator is one straight list in the order of 7.3; the first failure wins. */
+/* Each validator is one straight list in the order of contract 7.3; the first failure wins. */
 KVRELAY_API kvrelay_verdict kvrelay_check_envelope(const kvrelay_envelope *m);
 KVRELAY_API kvrelay_verdict kvrelay_check_pool_id(const kvrelay_pool_id *m);
 KVRELAY_API kvrelay_verdict kvrelay_check_ckf_format(const kvrelay_ckf_format *m);
@@ -546,7 +546,7 @@ KVRELAY_API kvrelay_verdict kvrelay_check_semantics(const kvrelay_semantics *m);
 KVRELAY_API kvrelay_verdict kvrelay_check_descriptor(const kvrelay_descriptor *m);
 KVRELAY_API kvrelay_verdict kvrelay_check_topology_entry(const kvrelay_topology_entry *m);
 
-/* The 13 values of section 8.  Both must have passed kvrelay_check_producer. */
+/* The 13 values of contract 8.  Both must have passed kvrelay_check_producer. */
 KVRELAY_API bool kvrelay_producer_equal(const kvrelay_producer *a, const kvrelay_producer *b);
 KVRELAY_API bool kvrelay_pool_id_equal(const kvrelay_pool_id *a, const kvrelay_pool_id *b);
 /* Order of a catalog; negative, 0, positive. */
@@ -559,7 +559,18 @@ KVRELAY_API void kvrelay_pool_id_format(const kvrelay_pool_id *id, char out[KVRE
 /*
  * Where messages begin and end in a stream of bytes: behind the prefix of gRPC, or in the frames of
  * the raw transport.  A framer takes bytes cut anywhere and lends back what is in them; it holds at
- * most one small frame.
+ * most one small frame.  All bytes of one read go through
+ *
+ *   ptrdiff_t n;
+ *   kvrelay_frame f;
+ *   while ((n = kvrelay_framer_feed(&framer, bytes, len, &f)) >= 0) {
+ *     bytes += n;
+ *     len -= (size_t)n;
+ *     if (f.type == KVRELAY_FRAME_NONE)
+ *       break; // all taken, go on with the next read
+ *     if (f.type == KVRELAY_FRAME_MESSAGE)
+ *       collect(&f); // its piece, at f.offset of f.body_len; whole when kvrelay_frame_done
+ *   } // below 0: the connection is lost
  */
 
 /* Frames of the raw transport; the numbers are those on the wire. */
@@ -594,7 +605,8 @@ enum kvrelay_goaway {
 /* A body, or a piece of one; everything is lent until the next feed, and as long as the bytes fed.
  */
 typedef struct kvrelay_frame {
-  int32_t type;         /* enum kvrelay_frame_type; NONE: the bytes fed complete nothing */
+  int32_t type;         /* enum kvrelay_frame_type; NONE: the bytes fed complete nothing, and the
+                           other fields mean nothing */
   uint16_t aux;         /* raw: by type, else 0 */
   uint32_t stream;      /* raw: 0 = the connection */
   uint32_t body_len;    /* of the whole body */
@@ -635,9 +647,11 @@ KVRELAY_API KVRELAY_MUST_USE ptrdiff_t kvrelay_framer_feed(kvrelay_framer *f, co
 /* False inside a frame: an end of the connection here has cut it. */
 KVRELAY_API bool kvrelay_framer_empty(const kvrelay_framer *f);
 
-/* The first four bytes of a whole CREDIT or GOAWAY. */
+/* The first four bytes of a CREDIT or GOAWAY; to be called for these types only, which come whole
+ * and long enough. */
 KVRELAY_API uint32_t kvrelay_frame_u32(const kvrelay_frame *f);
-/* What a whole END says; a text that is not UTF-8 is left out. */
+/* What an END says, to be called for that type only; a text that is not UTF-8 is left out, one that
+ * is too long is cut between characters. */
 KVRELAY_API void kvrelay_frame_status(const kvrelay_frame *f, kvrelay_status *status);
 
 /* What goes before a message of `len` bytes. */
@@ -1157,9 +1171,35 @@ KVRELAY_API ptrdiff_t kvrelay_consumers_query(const kvrelay_consumer *const *con
 /*
  * From what workers say of themselves (their cards) to what a relay publishes of it: which pools
  * may exist, under which names, and which models are ready.  Pure functions over everything the
- * relay watches, to be called again when something has changed.
+ * relay watches, to be called again when something has changed.  The result lives in the caller's
+ * memory (kvrelay_topology_mem_size) and is lent to the relay, so two blocks take turns:
+ *
+ *   kvrelay_card card = {0}; // one for each model of each worker
+ *   card.endpoint = endpoint; // of three texts, `present`
+ *   card.worker_id = 7;
+ *   card.liveness = KVRELAY_LIVENESS_LIVE;
+ *   card.model_id = model;
+ *   card.role = KVRELAY_ROLE_AGGREGATED;
+ *   card.semantics = semantics; // block size and hash format
+ *   card.domain.present = true;
+ *   err = kvrelay_cache_digest(model, NULL, 0, 16, HASHFMT_FORMAT_STANDARD,
+ *                              &card.domain.cache_semantics);
+ *   err = kvrelay_scope_digest(&endpoint, NULL, 0, &card.domain.routing_scope);
+ *   ...
+ *   err = kvrelay_topology_derive(cards, cards_len, mem[next], mem_len, &topology[next]);
+ *   if (err == KVRELAY_OK)
+ *     err = kvrelay_relay_set_topology(&relay, &topology[next]); // lent until the next one is set
+ *   if (err == KVRELAY_OK)
+ *     next ^= 1;
+ *
+ * Cards need not be trusted.  A name that a relay may not publish (empty, longer than
+ * KVRELAY_TEXT_MAX, with outer white space or control characters), and lists beyond
+ * KVRELAY_ALIASES_MAX, KVRELAY_PARTS_MAX or KVRELAY_ROLES_MAX, are a conflict of the endpoint; such
+ * an alias is only left out.
  */
 
+/* Of a worker.  An unknown one makes UNKNOWN whatever its endpoint serves; a dead one keeps its
+ * names and its role, but serves nothing. */
 enum kvrelay_liveness {
   KVRELAY_LIVENESS_UNKNOWN = 0, /* nobody with authority has said yet */
   KVRELAY_LIVENESS_DEAD,
@@ -1187,7 +1227,7 @@ typedef struct kvrelay_card {
   kvrelay_semantics semantics;
 } kvrelay_card;
 
-/* Bits: conflicts of an endpoint (12.1). */
+/* Bits: conflicts of an endpoint (contract 12.1). */
 enum kvrelay_conflict {
   KVRELAY_CONFLICT_POOL = 1,    /* no pool; still in the topology, without link */
   KVRELAY_CONFLICT_BINDING = 2, /* some registration is left out */
@@ -1198,9 +1238,9 @@ enum kvrelay_conflict {
 typedef struct kvrelay_endpoint_state {
   kvrelay_endpoint endpoint;
   uint32_t conflicts;    /* bits of enum kvrelay_conflict */
-  const char *why;       /* the first one found, static text for people; "" without any */
-  bool fit;              /* a pool may exist: the first condition of 12.2, and no other pool of this
-                            identity */
+  const char *why;       /* one of them, static text for people; "" without any */
+  bool fit;              /* a pool may exist: the first condition of contract 12.2, and no other
+                            pool of this identity */
   kvrelay_domain domain; /* of its first base card */
   kvrelay_semantics semantics;
   const kvrelay_registration *registrations; /* merged, in the catalog's order */
@@ -1215,19 +1255,20 @@ typedef struct kvrelay_topology {
   size_t entries_len;
 } kvrelay_topology;
 
-/* Bytes kvrelay_topology_derive needs for these cards; SIZE_MAX = more than the machine addresses.
- */
+/* Bytes kvrelay_topology_derive needs for these cards, wherever they begin; SIZE_MAX = more than
+ * the machine addresses or the derivation counts. */
 KVRELAY_API size_t kvrelay_topology_mem_size(const kvrelay_card *cards, size_t cards_len);
 /*
- * Derives all of it.  `out` points into `mem` and to the texts of the cards, and is valid as long
- * as both.  Its order does not depend on the order of the cards.  KVRELAY_OK; KVRELAY_ERR_NOSPACE:
- * `mem_len` is below kvrelay_topology_mem_size; KVRELAY_ERR_ARG: a card without endpoint.
+ * Derives all of it.  `out` points into `mem` and to the texts and lists of the cards, and is valid
+ * as long as both.  Nothing in it depends on the order of the cards.  `mem` may begin anywhere.
+ * KVRELAY_OK; KVRELAY_ERR_NOSPACE: `mem_len` is below kvrelay_topology_mem_size, or that is
+ * SIZE_MAX; KVRELAY_ERR_ARG: a card without endpoint, leave it out.  `out` is unchanged on error.
  */
 KVRELAY_API KVRELAY_MUST_USE int kvrelay_topology_derive(const kvrelay_card *cards,
                                                          size_t cards_len, void *mem,
                                                          size_t mem_len, kvrelay_topology *out);
 
-/* Base workers of one endpoint with the same role, model type and needs (13.1). */
+/* Base workers of one endpoint with the same role, model type and needs (contract 13.1). */
 typedef struct kvrelay_unit {
   int32_t role;  /* enum kvrelay_role; LEGACY = without */
   bool known;    /* false: nobody knows who of its endpoint is alive, and none counts as live */
@@ -1238,13 +1279,14 @@ typedef struct kvrelay_unit {
 
 typedef struct kvrelay_readiness {
   int32_t state;             /* enum kvrelay_ready_state */
-  uint32_t present, missing; /* bit 1 << role */
+  uint32_t present, missing; /* roles, bits 1u << role */
   uint32_t duplicates;       /* the same; all of them, on the wire only PREFILL and DECODE */
   bool legacy_fallback_active;
 } kvrelay_readiness;
-/* Evaluates the units of one model, or of one adapter (13.1, 13.3). */
+/* Evaluates the units of one model, or of one adapter (contract 13.1, 13.3). */
 KVRELAY_API kvrelay_readiness kvrelay_readiness_judge(const kvrelay_unit *units, size_t units_len);
-/* The roles of a mask in enum order, static; bits outside the enum are left out. */
+/* The roles of a mask (bits 1u << role) in enum order, static; bits outside the enum are left out.
+ */
 KVRELAY_API kvrelay_roles kvrelay_roles_of(uint32_t mask);
 
 /* ==== API: source (events sections 3, 4, 7, 8, 9) ==== */
@@ -7111,7 +7153,7 @@ static bool kvrelay_site_domain_before_(const void *context, const void *a, cons
                                  &states[*(const uint32_t *)b].domain) < 0;
 }
 
-/* Which endpoints may have a pool; those with the same identity may not (12.3). */
+/* Which endpoints may have a pool; those with the same identity may not (contract 12.3). */
 static void kvrelay_deriving_pools_(kvrelay_deriving_ *d) {
   size_t n = 0, from, to;
   for (size_t i = 0; i < d->sites_len; i++) {
@@ -8353,7 +8395,7 @@ static bool kvrelay_has_repeat_(uint64_t *list, size_t len) {
   return len > 1 && list[0] == list[1];
 }
 
-/* Integrity and cutting, 8.4 and 8.5; sets st->blocks. */
+/* Integrity and cutting, events 8.4 and 8.5; sets st->blocks. */
 static int kvrelay_cut_verdict_(kvrelay_source *s, kvrelay_store_ *st) {
   const kvrelay_engine_event *ev = st->ev;
   uint64_t block = s->cfg_.block_size, look_ahead = ev->pairs ? 1 : 0, tokens = ev->tokens_len;
@@ -8386,7 +8428,7 @@ static uint32_t *kvrelay_tag_(kvrelay_source *s, const ckf_member *member, uint6
   return tag;
 }
 
-/* Namespace of 8.2: own, inherited from the parent, or none; conflicts. */
+/* Namespace of events 8.2: own, inherited from the parent, or none; conflicts. */
 static int kvrelay_namespace_verdict_(kvrelay_source *s, kvrelay_store_ *st) {
   const kvrelay_engine_event *ev = st->ev;
   kvrelay_text own = kvrelay_own_namespace_(s, ev);
