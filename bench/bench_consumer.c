@@ -2,13 +2,15 @@
 
 /*
  * What does a consumer take in, and what does an answer cost? Deltas of 16 and 4 096 images and
- * snapshot chunks as decoded messages, into a filter of 524 288 buckets; queries of 512 blocks over
+ * snapshot chunks, as decoded messages and as the bytes of a stream with gRPC's prefixes, into a
+ * filter of 524 288 buckets (snapshots: 1 048 576), beside what the same bytes take to copy and to
+ * sum; queries of 512 blocks over
  * 1, 16 and 256 live pools of 128 KiB each, and the refusal of an unknown name; installing a
  * catalog of 256 pools.
  */
 
 #include "bench.h"
-#include "kvrelay.h"
+#include "kvrelay_pb.h"
 
 enum { POOLS = 256, BLOCK = 16, TOKENS = 512 * BLOCK, QUERIES = 100, CATALOGS = 10, DELTAS = 64 };
 
@@ -17,6 +19,7 @@ static kvrelay_descriptor pools[POOLS];
 static uint32_t calls[POOLS], watch;
 static void *replicas[POOLS];
 static uint8_t frames[DELTAS][65536];
+static uint8_t framed[10 << 20];
 static uint8_t chunk_bytes[CKF_CBI1_MAX_FRAME_BYTES];
 static uint64_t words[1 << 20];
 static uint32_t tokens[TOKENS];
@@ -73,7 +76,7 @@ static void run_actions(void) {
   while (kvrelay_consumer_action_next(&consumer, 1, &a))
     if (a.kind == KVRELAY_ACTION_REPLICA_NEED) {
       free(replicas[a.pool]);
-      replicas[a.pool] = malloc(a.bytes);
+      replicas[a.pool] = a.bytes > 1 << 20 ? bench_memory(a.bytes) : malloc(a.bytes);
       bench_need(kvrelay_consumer_replica_give(&consumer, a.pool, replicas[a.pool], a.bytes, 1) ==
                  KVRELAY_OK);
     } else if (a.kind == KVRELAY_ACTION_CALL) {
@@ -172,6 +175,99 @@ static void bench_deltas(uint32_t images_len) {
   bench_print(&images_rate, "M/s", "consumer_images_of_%u", images_len);
 }
 
+/* ---- from bytes ---- */
+
+/* Puts a message behind `len` bytes of a stream; returns what there is then. */
+static size_t put_framed(size_t len, const kvrelay_filter_update *u) {
+  uint8_t *const at = framed + len;
+  const ptrdiff_t got = kvrelay_pb_encode_filter(u, at + KVRELAY_GRPC_PREFIX_LEN,
+                                                 sizeof framed - len - KVRELAY_GRPC_PREFIX_LEN);
+  bench_need(got > 0);
+  kvrelay_grpc_prefix_put(at, (uint32_t)got);
+  return len + KVRELAY_GRPC_PREFIX_LEN + (size_t)got;
+}
+
+/* Bytes to replica, as a client does it; returns the nanoseconds. */
+static double take_framed(size_t len) {
+  kvrelay_framer framer;
+  kvrelay_frame frame;
+  kvrelay_pb_filter_stream stream;
+  const double start = bench_cpu_ns();
+  kvrelay_framer_init_grpc(&framer, KVRELAY_PB_MESSAGE_MAX);
+  memset(&stream, 0, sizeof stream);
+  for (size_t at = 0; at < len;) {
+    kvrelay_filter_update u;
+    const ptrdiff_t got = kvrelay_framer_feed(&framer, framed + at, len - at, &frame);
+    bench_need(got > 0 && kvrelay_frame_done(&frame));
+    bench_need(kvrelay_pb_filter_read(&stream, frame.piece, frame.piece_len, &u) == KVRELAY_OK);
+    bench_need(kvrelay_consumer_feed_filter(&consumer, calls[0], &u, 1) == KVRELAY_OK);
+    at += (size_t)got;
+  }
+  return bench_cpu_ns() - start;
+}
+
+static void bench_framed_snapshots(void) {
+  enum { CHUNK = 262144 };
+  bench_sample rate = {0}, copied = {0}, summed = {0};
+  const ckf_format format = {0, 1 << 20};
+  uint8_t *const copy = bench_memory(sizeof framed);
+  for (int run = 0; run < BENCH_RUNS; run++) {
+    connect(1, 1, format.bucket_count);
+    size_t len = 0;
+    for (uint32_t n = 0; n < ckf_cbi1_chunk_count(&format, CHUNK); n++) {
+      const kvrelay_filter_update u =
+          frame(0, KVRELAY_UPDATE_SNAPSHOT_CHUNK, 0, 0, chunk_bytes,
+                ckf_cbi1_snapshot_encode(&format, 0, 0, words, (size_t)format.bucket_count, CHUNK,
+                                         n, chunk_bytes, sizeof chunk_bytes));
+      len = put_framed(len, &u);
+    }
+    bench_add(&rate, (double)len / take_framed(len));
+    kvrelay_pool_view view;
+    bench_need(kvrelay_consumer_pool_get(&consumer, 0, 1, &view) == KVRELAY_OK &&
+               view.words != NULL);
+    double start = bench_cpu_ns();
+    memcpy(copy, framed, len);
+    BENCH_KEEP(copy);
+    bench_add(&copied, (double)len / (bench_cpu_ns() - start));
+    start = bench_cpu_ns();
+    BENCH_KEEP(hashfmt_hash64(framed, len, 0));
+    bench_add(&summed, (double)len / (bench_cpu_ns() - start));
+  }
+  bench_print(&rate, "GB/s", "consumer_framed_snapshot");
+  bench_print(&copied, "GB/s", "consumer_reference_copy");
+  bench_print(&summed, "GB/s", "consumer_reference_sum");
+  free(copy);
+}
+
+static void bench_framed_deltas(uint32_t images_len, uint64_t count) {
+  static ckf_image images[16];
+  const ckf_format format = {0, 1 << 19};
+  bench_sample rate = {0};
+  for (int run = 0; run < BENCH_RUNS; run++) {
+    size_t len = 0;
+    connect(1, 1, format.bucket_count);
+    (void)snapshot(0, 524288);
+    for (uint64_t s = 0; s < count; s++) {
+      for (uint32_t i = 0; i < images_len; i++) {
+        images[i].bucket = (uint32_t)((s * 4096 + i) * 2654435761u) & ((1 << 19) - 1);
+        images[i].word = s;
+      }
+      const kvrelay_filter_update u =
+          frame(0, KVRELAY_UPDATE_DELTA, s, s + 1, frames[0],
+                ckf_cbi1_delta_encode(&format, 0, s, s + 1, images, images_len, frames[0],
+                                      sizeof frames[0]));
+      len = put_framed(len, &u);
+    }
+    bench_add(&rate, (double)count * 1e9 / take_framed(len));
+    kvrelay_pool_view view;
+    bench_need(kvrelay_consumer_pool_get(&consumer, 0, 1, &view) == KVRELAY_OK &&
+               view.deltas == count);
+  }
+  bench_print(&rate, "1/s", "consumer_framed_deltas_of_%u", images_len);
+}
+
+/* ---- answers ---- */
+
 static void query(bench_sample *us, const char *model, ptrdiff_t want) {
   kvrelay_query q;
   memset(&q, 0, sizeof q);
@@ -246,6 +342,8 @@ int main(int argc, char **argv) {
   bench_snapshots();
   bench_deltas(16);
   bench_deltas(4096);
+  bench_framed_snapshots();
+  bench_framed_deltas(16, 20000);
   bench_queries(1);
   bench_queries(16);
   bench_queries(256);

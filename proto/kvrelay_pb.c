@@ -705,7 +705,9 @@ static bool read_text(pb_istream_t *stream, const pb_field_t *field, kvrelay_tex
     return reader_fail(r, KVRELAY_ERR_LIMIT);
   out->ptr = r->pos;
   out->len = stream->bytes_left;
-  return pb_read(stream, NULL, stream->bytes_left);
+  r->pos += out->len; /* pb_read would fetch what it skips, 16 bytes at a time */
+  stream->bytes_left = 0;
+  return true;
 }
 
 /* What nanopb calls for each field that is a text or a list; its name stands in kvrelay.options. */
@@ -1001,4 +1003,80 @@ size_t kvrelay_pb_filter_head(const kvrelay_pb_filter_prefix *prefix,
   len += put_field(out + len, kvpb_FilterUpdate_kind_tag, PB_WT_VARINT, (uint64_t)(int64_t)m->kind);
   len += put_field(out + len, kvpb_FilterUpdate_payload_tag, PB_WT_STRING, m->payload_len);
   return len;
+}
+
+/* At most nine bytes, which all numbers but the largest have. */
+static bool take_varint(const uint8_t **at, const uint8_t *end, uint64_t *value) {
+  *value = 0;
+  for (unsigned shift = 0; shift < 63 && *at < end; shift += 7) {
+    const uint8_t byte = *(*at)++;
+    *value |= (uint64_t)(byte & 0x7f) << shift;
+    if (byte < 0x80)
+      return true;
+  }
+  return false;
+}
+
+/* Reads what kvrelay_pb_filter_head writes behind the prefix, payload and tail; false: anything
+ * else. */
+static bool read_spliced(const uint8_t *at, const uint8_t *end, kvrelay_filter_update *m) {
+  enum { BASE, SEQUENCE, SENT, KIND, PAYLOAD, NUMBERS };
+  static const uint8_t tags[NUMBERS] = {kvpb_FilterUpdate_base_sequence_tag << 3 | PB_WT_VARINT,
+                                        kvpb_FilterUpdate_sequence_tag << 3 | PB_WT_VARINT,
+                                        kvpb_FilterUpdate_send_ts_us_tag << 3 | PB_WT_VARINT,
+                                        kvpb_FilterUpdate_kind_tag << 3 | PB_WT_VARINT,
+                                        kvpb_FilterUpdate_payload_tag << 3 | PB_WT_STRING};
+  uint64_t value[NUMBERS] = {0};
+  m->payload = NULL;
+  for (int i = 0; i < NUMBERS; i++)
+    if (at < end && *at == tags[i]) {
+      at++;
+      if (!take_varint(&at, end, &value[i]))
+        return false;
+      if (i == PAYLOAD)
+        m->payload = at;
+    }
+  const size_t left = (size_t)(end - at);
+  if (left < KVRELAY_PB_FILTER_TAIL_LEN || value[PAYLOAD] != left - KVRELAY_PB_FILTER_TAIL_LEN ||
+      value[KIND] > INT32_MAX ||
+      memcmp(at + value[PAYLOAD], kvrelay_pb_filter_tail, KVRELAY_PB_FILTER_TAIL_LEN) != 0)
+    return false;
+  m->base_sequence = value[BASE];
+  m->sequence = value[SEQUENCE];
+  m->send_ts_us = value[SENT];
+  m->kind = (int32_t)value[KIND];
+  m->payload_len = (size_t)value[PAYLOAD];
+  return true;
+}
+
+/* The prefix is of use when the message begins with exactly these bytes. */
+static void begin_stream(kvrelay_pb_filter_stream *stream, const uint8_t *bytes, size_t len,
+                         const kvrelay_filter_update *m) {
+  kvrelay_pb_filter_prefix *prefix = &stream->prefix_;
+  stream->begun_ = true;
+  stream->envelope_ = m->envelope;
+  stream->producer_ = m->producer;
+  if (kvrelay_pb_filter_prefix_init(prefix, m) != KVRELAY_OK || prefix->len > len ||
+      memcmp(prefix->bytes, bytes, prefix->len) != 0)
+    prefix->len = 0;
+}
+
+int kvrelay_pb_filter_read(kvrelay_pb_filter_stream *stream, const uint8_t *bytes, size_t len,
+                           kvrelay_filter_update *out) {
+  const kvrelay_pb_filter_prefix *prefix = &stream->prefix_;
+  if (prefix->len && len >= prefix->len && out && bytes &&
+      memcmp(bytes, prefix->bytes, prefix->len) == 0) {
+    kvrelay_filter_update m;
+    memset(&m, 0, sizeof m);
+    if (read_spliced(bytes + prefix->len, bytes + len, &m)) {
+      m.envelope = stream->envelope_;
+      m.producer = stream->producer_;
+      *out = m;
+      return KVRELAY_OK;
+    }
+  }
+  const int err = kvrelay_pb_decode_filter(bytes, len, NULL, out);
+  if (err == KVRELAY_OK && !stream->begun_)
+    begin_stream(stream, bytes, len, out);
+  return err;
 }

@@ -100,7 +100,7 @@ KVRELAY_MUST_USE int kvrelay_pb_decode_request(int32_t method, const uint8_t *by
 KVRELAY_MUST_USE ptrdiff_t kvrelay_pb_encode_request(const kvrelay_request *m, uint8_t *out,
                                                      size_t cap);
 
-/* ---- FilterUpdate by splice: prefix + head, payload, tail ---- */
+/* ---- FilterUpdate by splice: prefix + head, payload, tail; and back ---- */
 
 #define KVRELAY_PB_FILTER_PREFIX_CAP                                                               \
   176 /* version, relay and producer with all numbers at their largest */
@@ -124,6 +124,20 @@ size_t kvrelay_pb_filter_head(const kvrelay_pb_filter_prefix *prefix,
                               uint8_t out[KVRELAY_PB_FILTER_HEAD_CAP]);
 /* Everything behind the payload: the marker. */
 extern const uint8_t kvrelay_pb_filter_tail[KVRELAY_PB_FILTER_TAIL_LEN];
+
+/* What a reader knows of one stream: the identity part of its first message, as bytes and as read.
+ * Zeroed before the first; fields are private. */
+typedef struct kvrelay_pb_filter_stream {
+  bool begun_;
+  kvrelay_pb_filter_prefix prefix_; /* empty: the stream is not written as the splice does it */
+  kvrelay_envelope envelope_;
+  kvrelay_producer producer_;
+} kvrelay_pb_filter_stream;
+
+/* As kvrelay_pb_decode_filter, but a message that begins as the first one of its stream is read
+ * without its identity part. */
+KVRELAY_MUST_USE int kvrelay_pb_filter_read(kvrelay_pb_filter_stream *stream, const uint8_t *bytes,
+                                            size_t len, kvrelay_filter_update *out);
 
 #ifdef __cplusplus
 }

@@ -14,6 +14,7 @@
 typedef struct client_call {
   kvrelay_call_node node;
   int32_t method;
+  kvrelay_pb_filter_stream stream; /* of a filter */
 } client_call;
 
 /* In front of each replica, so that all can be freed. */
@@ -53,7 +54,7 @@ static int start_call(kvrelay_client *cl, const kvrelay_action *a) {
   const char *path = kvrelay_method_path(a->request.method);
   if (len < 0 || !path || !cl->transport)
     return KVRELAY_TRANSPORT_ERR_ARG;
-  client_call *c = malloc(sizeof *c);
+  client_call *c = calloc(1, sizeof *c);
   uint8_t *request = malloc((size_t)len + 1);
   int err = c && request ? KVRELAY_TRANSPORT_OK : KVRELAY_TRANSPORT_ERR_MEMORY;
   if (!err && kvrelay_pb_encode_request(&a->request, request, (size_t)len) != len)
@@ -160,7 +161,7 @@ static void client_admitted(kvrelay_caller *self, uint32_t call, uint64_t now_ns
 }
 
 /* Decodes and feeds; KVRELAY_ERR_NOSPACE asks for a larger arena. */
-static int take_message(kvrelay_client *cl, uint32_t call, int32_t method, const uint8_t *bytes,
+static int take_message(kvrelay_client *cl, uint32_t call, client_call *c, const uint8_t *bytes,
                         size_t len, uint64_t now_ns) {
   kvrelay_pb_arena arena = {cl->arena, cl->arena_len, 0};
   union {
@@ -171,7 +172,7 @@ static int take_message(kvrelay_client *cl, uint32_t call, int32_t method, const
     kvrelay_load_update load;
   } m;
   int err = KVRELAY_ERR_UNSUPPORTED;
-  switch (method) {
+  switch (c->method) {
   case KVRELAY_METHOD_GET_RELAY_INFO:
     err = kvrelay_pb_decode_info(bytes, len, &arena, &m.info);
     if (!err)
@@ -183,7 +184,7 @@ static int take_message(kvrelay_client *cl, uint32_t call, int32_t method, const
       (void)kvrelay_consumer_feed_catalog(cl->cfg.consumer, call, &m.catalog, now_ns);
     break;
   case KVRELAY_METHOD_SUBSCRIBE_POOL:
-    err = kvrelay_pb_decode_filter(bytes, len, &arena, &m.filter);
+    err = kvrelay_pb_filter_read(&c->stream, bytes, len, &m.filter);
     if (!err)
       (void)kvrelay_consumer_feed_filter(cl->cfg.consumer, call, &m.filter, now_ns);
     break;
@@ -220,7 +221,7 @@ static bool grow_arena(kvrelay_client *cl) {
 static void client_message(kvrelay_caller *self, uint32_t call, const uint8_t *bytes, size_t len,
                            uint64_t now_ns) {
   kvrelay_client *cl = (kvrelay_client *)self;
-  const client_call *c = kvrelay_call_map_find(&cl->calls, call);
+  client_call *c = kvrelay_call_map_find(&cl->calls, call);
   if (!c)
     return; /* cancelled, or of a former connection */
   cl->stats.messages++;
@@ -228,7 +229,7 @@ static void client_message(kvrelay_caller *self, uint32_t call, const uint8_t *b
   int err = KVRELAY_ERR_LIMIT;
   if (len <= cl->cfg.max_message_bytes)
     do
-      err = take_message(cl, call, c->method, bytes, len, now_ns);
+      err = take_message(cl, call, c, bytes, len, now_ns);
     while (err == KVRELAY_ERR_NOSPACE && grow_arena(cl));
   if (err == KVRELAY_OK)
     return;

@@ -33,6 +33,14 @@ static void check_splice(const kvrelay_filter_update *m, const uint8_t *whole, s
   FUZZ_CHECK(m->payload_len == 0 || memcmp(whole + head_len, m->payload, m->payload_len) == 0);
   FUZZ_CHECK(memcmp(whole + head_len + m->payload_len, kvrelay_pb_filter_tail,
                     KVRELAY_PB_FILTER_TAIL_LEN) == 0);
+  kvrelay_pb_filter_stream stream;
+  memset(&stream, 0, sizeof stream);
+  for (int i = 0; i < 2; i++) { /* the second time by splice */
+    kvrelay_filter_update back, slow;
+    FUZZ_CHECK(kvrelay_pb_decode_filter(whole, len, NULL, &slow) == KVRELAY_OK);
+    FUZZ_CHECK(kvrelay_pb_filter_read(&stream, whole, len, &back) == KVRELAY_OK);
+    FUZZ_CHECK(memcmp(&slow, &back, sizeof back) == 0);
+  }
 }
 
 #define CHECK_MESSAGE(NAME, TYPE, DECODE, ENCODE, AND)                                             \

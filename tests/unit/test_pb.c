@@ -632,7 +632,7 @@ static void compare_splice(const kvrelay_filter_update *m) {
                    KVRELAY_PB_FILTER_TAIL_LEN);
 }
 
-Test(pb, splice_equals_nanopb) {
+Test(pb, splice_equals_tables) {
   static uint8_t payload[5000];
   rng_state = 9;
   for (size_t i = 0; i < sizeof payload; i++)
@@ -640,6 +640,80 @@ Test(pb, splice_equals_nanopb) {
   for (int round = 0; round < 100000; round++) {
     const kvrelay_filter_update m = edge_update(payload, sizeof payload);
     compare_splice(&m);
+  }
+}
+
+/* Whatever the bytes and whatever came before: as without the stream. */
+static void compare_read(kvrelay_pb_filter_stream *stream, const uint8_t *bytes, size_t len) {
+  uint8_t *const copy = len ? malloc(len) : NULL; /* nothing behind its end is looked at */
+  kvrelay_filter_update want, got;
+  memset(&want, 0xA5, sizeof want);
+  memcpy(&got, &want, sizeof got);
+  if (len)
+    memcpy(copy, bytes, len);
+  const int err = kvrelay_pb_decode_filter(copy, len, NULL, &want);
+  cr_assert_eq(kvrelay_pb_filter_read(stream, copy, len, &got), err);
+  cr_assert_eq(memcmp(&want, &got, sizeof got), 0);
+  free(copy);
+}
+
+Test(pb, reading_a_stream_equals_reading_messages) {
+  static uint8_t payload[300], whole[1024];
+  rng_state = 11;
+  int known = 0;
+  for (int round = 0; round < 3000; round++) {
+    kvrelay_pb_filter_stream stream;
+    memset(&stream, 0, sizeof stream);
+    kvrelay_filter_update m = edge_update(payload, sizeof payload);
+    for (int next = 0; next < 30; next++) {
+      const ptrdiff_t got = kvrelay_pb_encode_filter(&m, whole, sizeof whole);
+      cr_assert_gt(got, 0);
+      size_t len = (size_t)got;
+      if (next % 2) { /* broken somewhere: a byte, the end, a byte more or less */
+        const size_t at = rng() % len;
+        if (rng() % 4)
+          whole[at] ^= (uint8_t)(1u << rng() % 8);
+        if (rng() % 4 == 0)
+          len -= rng() % len;
+        else if (rng() % 4 == 0)
+          memmove(whole + at, whole + at + 1, --len - at);
+      }
+      compare_read(&stream, whole, len);
+      const kvrelay_filter_update other = edge_update(payload, sizeof payload);
+      if (rng() % 8 == 0)
+        m.producer = other.producer;
+      m.base_sequence = other.base_sequence;
+      m.sequence = other.sequence;
+      m.send_ts_us = other.send_ts_us;
+      m.kind = other.kind;
+      m.payload_len = other.payload_len;
+    }
+    known += stream.prefix_.len != 0;
+  }
+  cr_assert_gt(known, 2500);
+}
+
+Test(pb, a_stream_of_another_order_is_read_too) {
+  /* the payload first, then what the splice writes before it */
+  const kvrelay_filter_update identity = {.envelope = {1, true, {2, 3}, 0},
+                                          .producer = {.present = true, .layout_generation = 4}};
+  static uint8_t whole[256];
+  size_t len = 0;
+  memcpy(whole, "\x42\x01x", 3); /* payload */
+  len = 3;
+  const ptrdiff_t got = kvrelay_pb_encode_filter(&identity, whole + len, sizeof whole - len);
+  cr_assert_gt(got, 0);
+  len += (size_t)got;
+  memcpy(whole + len, kvrelay_pb_filter_tail, KVRELAY_PB_FILTER_TAIL_LEN);
+  len += KVRELAY_PB_FILTER_TAIL_LEN;
+  kvrelay_pb_filter_stream stream;
+  memset(&stream, 0, sizeof stream);
+  for (int i = 0; i < 2; i++) {
+    kvrelay_filter_update m;
+    compare_read(&stream, whole, len);
+    cr_assert_eq(kvrelay_pb_filter_read(&stream, whole, len, &m), KVRELAY_OK);
+    cr_assert(m.producer.layout_generation == 4 && m.payload_len == 1 && m.payload[0] == 'x');
+    cr_assert_eq(stream.prefix_.len, 0);
   }
 }
 
