@@ -1,21 +1,25 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-"""Conformance scenarios that need a process: what a daemon is told to listen on, and how it stops."""
+"""Conformance: `kvrelay conform` against our daemon and against a relay that breaks one rule at a time; how a daemon stops."""
 
+import json
 import os
 import re
 import socket
 import sys
+import threading
 import time
+from concurrent import futures
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from support.daemon import Daemon, check, finish, kvrelay, pool_yaml  # noqa: E402
+from support.messages import BUCKETS, MARKER, RELAY, catalog, chunk, delta, heartbeat, pool, producer, update  # noqa: E402
 from support.reading import trace_path  # noqa: E402
 
 import grpc  # noqa: E402
 import kvrelay_pb2 as pb  # noqa: E402
+from google.protobuf.message import DecodeError  # noqa: E402
 
-MARKER = 0x4B565231
 SERVICE = "/dynamo.kvrelay.v1.KvEventRelay/"
 EVENTS = [(7, 0, 1, ["type: trace", f"file: {trace_path('vllm0.32.0_plain')}"])]
 
@@ -53,8 +57,208 @@ def stops():
         idle.close()
 
 
+REQUESTS = {
+    "GetRelayInfo": pb.RelayInfoRequest,
+    "WatchKvPoolCatalog": pb.WatchKvPoolCatalogRequest,
+    "SubscribeKvPool": pb.SubscribeKvPoolRequest,
+    "SubscribeServingReadiness": pb.SubscribeServingReadinessRequest,
+    "SubscribeKvPoolLoad": pb.SubscribeKvPoolLoadRequest,
+}
+
+
+class FalseRelay(grpc.GenericRpcHandler):
+    """A small relay that keeps the contract, but for what `broken` names."""
+
+    def __init__(self, broken="", pools=None, without=()):
+        self.broken, self.without = broken, without
+        self.pools = [pool()] if pools is None else pools
+        self.subscriptions = 0
+        self.open_pools = {}  # by peer
+        self.lock = threading.Lock()
+        self.server = grpc.server(futures.ThreadPoolExecutor(64))
+        self.server.add_generic_rpc_handlers((self,))
+        self.address = f"127.0.0.1:{self.server.add_insecure_port('127.0.0.1:0')}"
+        self.server.start()
+
+    def service(self, details):
+        method = details.method.rsplit("/", 1)[1]
+        if not details.method.startswith(SERVICE) or method not in REQUESTS or method in self.without:
+            if self.broken == "another status for an unknown method":
+                return grpc.unary_unary_rpc_method_handler(lambda _, context: context.abort(grpc.StatusCode.NOT_FOUND, "what is that?"))
+            return None
+        return grpc.unary_stream_rpc_method_handler(lambda request, context: self.serve(method, request, context))
+
+    def refuse(self, context, code, reason=None):
+        if reason:
+            context.set_trailing_metadata((("kv-relay-error-reason", "RELAY_ERROR_REASON_" + reason),))
+        context.abort(code, "refused")
+
+    def admit(self, method, request, context):
+        """The checks of the contract, in its order."""
+        code = grpc.StatusCode
+        try:
+            if b"a\xff" in request:
+                raise DecodeError("not UTF-8")  # the library would say so on stderr
+            q = REQUESTS[method].FromString(request)
+        except DecodeError:
+            self.refuse(context, code.INVALID_ARGUMENT if self.broken == "another status for what does not decode" else code.INTERNAL)
+        if self.broken == "unknown fields are refused" and b"\xa0\x06" in request:
+            self.refuse(context, code.INVALID_ARGUMENT, "INVALID_REQUEST")
+        if q.contract_marker != MARKER and not (self.broken == "the marker is ignored" and method == "WatchKvPoolCatalog"):
+            self.refuse(context, code.FAILED_PRECONDITION, "CONTRACT_MISMATCH")
+        if method == "GetRelayInfo":
+            return q
+        longest = 1000 if self.broken == "long ids are taken" else 128
+        if not 1 <= len(q.subscriber_id.encode()) <= longest or re.search(r"[\x00-\x1f]", q.subscriber_id):
+            self.refuse(context, code.INVALID_ARGUMENT, "INVALID_REQUEST")
+        if method == "SubscribeKvPool":
+            self.admit_pool(q, context)
+        return q
+
+    def admit_pool(self, q, context):
+        code, wanted, good = grpc.StatusCode, q.expected_producer, self.pools[0].producer
+        if not q.HasField("expected_producer") or not wanted.layout_generation:
+            self.refuse(context, code.INVALID_ARGUMENT, None if self.broken == "a refusal without reason" else "INVALID_REQUEST")
+        if wanted.pool_id.identity_version != 1:
+            self.refuse(context, code.FAILED_PRECONDITION, "UNSUPPORTED_FEATURE")
+        if wanted.pool_id != good.pool_id:
+            self.refuse(context, code.NOT_FOUND, "POOL_NOT_FOUND")
+        if wanted != good and self.broken != "any producer of the pool will do":
+            self.refuse(context, code.FAILED_PRECONDITION, "PRODUCER_CHANGED")
+
+    def serve(self, method, request, context):
+        q = self.admit(method, request, context)
+        yield from getattr(self, method)(q, context)
+        while method != "GetRelayInfo" and context.is_active():
+            time.sleep(0.01)
+
+    def GetRelayInfo(self, _, context):
+        if self.broken == "no second call beside a filter stream" and self.open_pools.get(context.peer()):
+            self.refuse(context, grpc.StatusCode.UNAVAILABLE)
+        info = pb.RelayInfo(protocol_version=1, relay=RELAY, contract_marker=MARKER).SerializeToString()
+        yield info
+        if self.broken == "two answers":
+            yield info
+
+    def WatchKvPoolCatalog(self, *_):
+        yield catalog(*self.pools)
+
+    def SubscribeServingReadiness(self, *_):
+        link = producer(scope=b"x" * 16 if self.broken == "a link to nowhere" else b"s" * 16).pool_id
+        member = pb.TopologyMember(endpoint=self.pools[0].serving_endpoint, roles=[4], pool_id=link)
+        members = [] if self.broken == "an entry without members" else [member]
+        entry = pb.TopologyEntry(namespace="a", canonical_model_id="m", state=2, present_roles=[4], members=members)
+        entries = [entry] * (2 if self.broken == "an entry twice" else 1)
+        yield pb.ServingReadinessUpdate(protocol_version=1, relay=RELAY, revision=1, entries=entries, contract_marker=MARKER).SerializeToString()
+
+    def SubscribeKvPoolLoad(self, _, context):
+        loads = [pb.KvPoolLoadEntry(producer=p.producer, kv_expected_ranks=1, kv_observed_ranks=2 if self.broken == "more ranks than there are" else 1) for p in self.pools]
+        window = 0
+        while context.is_active():
+            window += 0 if self.broken == "a window again and again" else 1
+            yield pb.KvPoolLoadUpdate(
+                protocol_version=1, relay=RELAY, window_sequence=window, observed_ms=1, window_ms=50, pools=loads, contract_marker=MARKER
+            ).SerializeToString()
+            time.sleep(0.05)
+
+    def SubscribeKvPool(self, _, context):
+        with self.lock:
+            self.subscriptions += 1
+            number = self.subscriptions
+            self.open_pools[context.peer()] = self.open_pools.get(context.peer(), 0) + 1
+        if self.broken == "places are never given back" and self.open_pools[context.peer()] > 2:
+            self.refuse(context, grpc.StatusCode.INTERNAL, "INTERNAL")
+        words = bytes([number % 256] * 8) + bytes(8 * BUCKETS - 8) if self.broken == "a filter for everybody" else bytes(8 * BUCKETS)
+        first, second = chunk(0, words=words), chunk(1, words=words)
+        yield second if self.broken == "the second chunk first" else first
+        if self.broken == "a heartbeat between the chunks":
+            yield heartbeat(5)
+        yield first if self.broken == "the second chunk first" else second
+        yield delta(7, 3, 1) if self.broken == "a gap" else delta(5, 3, 1)
+        yield heartbeat(5 if self.broken == "a heartbeat of yesterday" else 6)
+
+
+# What is broken, and the scenarios that have to notice.
+BREAKS = {
+    "two answers": {"T1"},
+    "the second chunk first": {"T2", "H1", "H8", "H14"},
+    "a heartbeat between the chunks": {"T2", "H1", "H8", "H14"},
+    "a refusal without reason": {"T5"},
+    "any producer of the pool will do": {"T5"},
+    "long ids are taken": {"T7"},
+    "the marker is ignored": {"W2"},
+    "an entry without members": {"W8"},
+    "an entry twice": {"W8"},
+    "unknown fields are refused": {"W10"},
+    "more ranks than there are": {"W12"},
+    "a window again and again": {"W12"},
+    "another status for an unknown method": {"W13"},
+    "a gap": {"H1"},
+    "a heartbeat of yesterday": {"H1"},
+    "a filter for everybody": {"H8"},
+    "places are never given back": {"H14"},
+    "a link to nowhere": {"I8"},
+    "no second call beside a filter stream": {"X7"},
+    "another status for what does not decode": {"X9"},
+}
+
+
+def judged(relay, *arguments):
+    """Exit code, what stands behind each id, why, and what was said beside it."""
+    code, out, err = kvrelay("conform", relay.address, "--json", "--timeout", "3", *arguments)
+    lines = [json.loads(line) for line in out.splitlines()]
+    return code, {line["id"]: line["verdict"] for line in lines}, {line["id"]: line.get("why", "") for line in lines}, err
+
+
+def broken_relays():
+    for name, noticed in {"": set(), **BREAKS}.items():
+        relay = FalseRelay(name)
+        code, verdicts, why, err = judged(relay)
+        relay.server.stop(None)
+        failed = {one for one, verdict in verdicts.items() if verdict == "failed"}
+        skipped = {one for one, verdict in verdicts.items() if verdict == "not applicable"}
+        good = code == (1 if noticed else 0) and len(verdicts) == 16 and failed == noticed and all(why[one] for one in failed)
+        good = good and skipped == ({"I8"} if name == "an entry without members" else set())
+        title = f"a relay that breaks a rule, {name}: told by {' '.join(sorted(noticed))}" if name else "a relay that keeps the contract passes"
+        check(title, good, (code, verdicts, why, err))
+
+
+def bad_catalogs():
+    first, second = pool(), pool(endpoint="d")
+    second.producer.pool_id.indexer_domain.routing_scope.digest = b"a" * 16  # belongs before the other
+    for name, pools in {"in the wrong order": [first, second], "with a block size of 0": [first, pool(block_size=0)]}.items():
+        relay = FalseRelay(pools=pools)
+        code, verdicts, why, err = judged(relay)
+        relay.server.stop(None)
+        check(f"a catalog {name}: I3 tells", code == 1 and verdicts["I3"] == "failed", (code, verdicts, why, err))
+
+
+def little_to_judge():
+    relay = FalseRelay(pools=[], without=("SubscribeServingReadiness", "SubscribeKvPoolLoad"))
+    code, verdicts, why, err = judged(relay)
+    relay.server.stop(None)
+    skipped = {one for one, verdict in verdicts.items() if verdict == "not applicable"}
+    check("no pool, no readiness, no load: not applicable", code == 0 and skipped == {"T2", "T5", "W8", "W12", "H1", "H8", "H14", "I8"}, (code, verdicts, why, err))
+    relay = FalseRelay()
+    code, verdicts, why, err = judged(relay, "--pool", "no/such/pool")
+    relay.server.stop(None)
+    check("a pool that is not there: not applicable", code == 0 and verdicts["T2"] == "not applicable" and "no/such/pool" in why["T2"], (code, why, err))
+    code, out, err = kvrelay("conform", "127.0.0.1:1", "--timeout", "2")
+    check("nobody there is 69", code == 69 and not out, (code, out, err))
+
+
+def our_relay():
+    with Daemon(pool_yaml(EVENTS)) as daemon:
+        code, out, err = kvrelay("conform", daemon.address)
+        check("our relay passes every scenario", code == 0 and out.endswith("16 passed, 0 failed, 0 not applicable\n"), (code, out, err))
+
+
 def main():
     stops()
+    our_relay()
+    broken_relays()
+    bad_catalogs()
+    little_to_judge()
     finish()
 
 

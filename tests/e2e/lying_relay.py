@@ -4,79 +4,16 @@
 
 import json
 import os
-import struct
 import sys
 import time
 from concurrent import futures
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from support.daemon import check, finish, kvrelay  # noqa: E402
+from support.messages import MARKER, RELAY, catalog, chunk, delta, heartbeat, pool, producer, update  # noqa: E402
 
 import grpc  # noqa: E402
 import kvrelay_pb2 as pb  # noqa: E402
-import xxhash  # noqa: E402
-
-MARKER = 0x4B565231
-RELAY = pb.RelayIdentity(drt_instance_id=1, relay_incarnation=2)
-BUCKETS = 64
-
-
-def producer(buckets=BUCKETS, scope=b"s" * 16):
-    domain = pb.IndexerDomainId(
-        cache_semantics=pb.DigestIdentity(digest=b"d" * 16, source=1), routing_scope=pb.DigestIdentity(digest=scope, source=1)
-    )
-    return pb.ProducerIdentity(
-        pool_id=pb.KvPoolId(identity_version=1, indexer_domain=domain, dc_id=7),
-        producer_incarnation=5,
-        layout_generation=1,
-        ckf_format=pb.CkfFormat(format_version=1, seed=42, bucket_count=buckets, fingerprint_bits=16, slots_per_bucket=4),
-    )
-
-
-def pool(endpoint="c", hash_format=1, block_size=4, aliases=(), buckets=BUCKETS):
-    target = pb.ModelTarget(base=pb.BaseModelTarget(base_model="m"))
-    return pb.KvPoolDescriptor(
-        producer=producer(buckets),
-        serving_endpoint=pb.DynamoEndpointId(namespace="a", component="b", endpoint=endpoint),
-        registrations=[pb.ModelRegistration(canonical_model_id="m", target=target, aliases=aliases)],
-        query_semantics=pb.KvQuerySemantics(kv_block_size=block_size, hash_format=hash_format),
-        pool_roles=[4],
-    )
-
-
-def catalog(*pools, marker=MARKER):
-    snapshot = pb.KvPoolCatalogSnapshot(pools=pools)
-    update = pb.KvPoolCatalogUpdate(protocol_version=1, relay=RELAY, revision=1, snapshot=snapshot, contract_marker=marker)
-    return update.SerializeToString()
-
-
-def frame(flags, epoch, body, damage=0):
-    checksum = (xxhash.xxh3_64_intdigest(body, 0) + damage) & 0xFFFFFFFF
-    return struct.pack("<4sHHBBHQQQQI", b"CBI1", 1, flags, 16, 4, 1, 42, BUCKETS, 7, epoch, checksum) + body
-
-
-def update(kind, base, sequence, payload, sent_us=5, of=None, relay=RELAY):
-    return pb.FilterUpdate(
-        protocol_version=1,
-        relay=relay,
-        producer=of or producer(),
-        base_sequence=base,
-        sequence=sequence,
-        send_ts_us=sent_us,
-        kind=kind,
-        payload=payload,
-        contract_marker=MARKER,
-    ).SerializeToString()
-
-
-def chunk(index, damage=0, count=2, **more):
-    body = struct.pack("<IIQ", index, count, index * BUCKETS // 2) + bytes(8 * BUCKETS // 2)
-    return update(1, 5, 5, frame(1, 5, body, damage), **more)
-
-
-def heartbeat(sequence):
-    return update(3, sequence, sequence, b"")
-
 
 SNAPSHOT = [chunk(0), chunk(1)]
 
@@ -124,7 +61,7 @@ def streams(relay):
         "the filter of another pool": [chunk(0, of=producer(scope=b"t" * 16))],
         "frames of another relay": [chunk(0, relay=pb.RelayIdentity(drt_instance_id=9, relay_incarnation=9))],
         "an unknown kind": [update(77, 5, 5, b"")],
-        "a delta before the snapshot": [update(2, 5, 6, frame(2, 6, struct.pack("<QI", 5, 1) + bytes(12)))],
+        "a delta before the snapshot": [delta(5, 0, 0)],
     }
     for name, updates in cases.items():
         code, out, err = relay.query("--json", updates=updates)
@@ -169,4 +106,5 @@ def main():
     finish()
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -24,15 +24,16 @@ typedef struct options {
   const char *model, *adapter, *namespace_;
   const char *tokens_file; /* "-" = standard input */
   const char *token_ids;   /* "1,2,10-20" */
-  const char *pool;        /* watch: namespace/component/endpoint, or the pool's identity */
-  double timeout_s;        /* for a first answer */
-  uint64_t count;          /* watch, catalog --watch: stop after this many, 0 = never */
+  const char *pool; /* watch, conform: namespace/component/endpoint, or the pool's identity */
+  double timeout_s; /* for a first answer; conform: for each scenario */
+  uint64_t count;   /* watch, catalog --watch: stop after this many, 0 = never */
   bool json, watch;
   const char *subscriber_id;
 } options;
 
 int cmd_info(const options *o);
 int cmd_catalog(const options *o);
+int cmd_conform(const options *o);
 int cmd_query(const options *o);
 int cmd_watch(const options *o);
 

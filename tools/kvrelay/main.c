@@ -15,6 +15,8 @@ static const char usage[] =
     "  catalog  which pools it publishes, with the models they serve\n"
     "  query    how many leading blocks of a prompt each pool holds\n"
     "  watch    the filter stream of its pools, a line per frame\n"
+    "  conform  whether it keeps the contract: the conformance scenarios that need nothing but a\n"
+    "           connection, each passed, failed with the reason, or not applicable\n"
     "\n"
     "TARGET is host:port of a relay.\n"
     "\n"
@@ -24,23 +26,33 @@ static const char usage[] =
     "  --token-ids LIST     query: the same on the command line, with ranges: 1,2,100-195\n"
     "  --adapter NAME       query: LoRA adapter of that model\n"
     "  --namespace NAME     query: cache namespace (what engines call cache salt)\n"
-    "  --pool NAME          watch: one pool only, namespace/component/endpoint\n"
+    "  --pool NAME          watch, conform: one pool only, namespace/component/endpoint\n"
     "  --watch              catalog: go on, a catalog per change\n"
     "  --count N            watch, catalog --watch: stop after N frames or catalogs\n"
-    "  --timeout SECONDS    wait this long for a first answer (default 10)\n"
+    "  --timeout SECONDS    wait this long for a first answer (default 10); conform: for each\n"
+    "                       scenario (default 15)\n"
     "  --subscriber-id ID   how the relay sees us (default kvrelay-cli)\n"
     "  --json               one JSON object a line instead of tables\n"
     "  --help, --version\n"
     "\n"
-    "Exit codes: 0 fine, 1 answered \"no\" (no match), 2 cannot be decided (no usable replica),\n"
-    "64 usage, 69 unreachable, 71 lack of memory or another resource here, 76 the other side\n"
-    "speaks another contract.\n";
+    "conform does no harm to a relay in use: it sends small requests, opens at most four streams "
+    "at\n"
+    "a time, reads the snapshot of the smallest pool a few times, and never fills a limit.\n"
+    "\n"
+    "Exit codes: 0 fine, 1 answered \"no\" (no match, a scenario failed), 2 cannot be decided (no\n"
+    "usable replica), 64 usage, 69 unreachable, 71 lack of memory or another resource here, 76 "
+    "the\n"
+    "other side speaks another contract.\n";
 
 static const struct command {
   const char *name;
   int (*run)(const options *o);
-} commands[] = {
-    {"info", cmd_info}, {"catalog", cmd_catalog}, {"query", cmd_query}, {"watch", cmd_watch}};
+  double timeout_s;
+} commands[] = {{"info", cmd_info, 10},
+                {"catalog", cmd_catalog, 10},
+                {"query", cmd_query, 10},
+                {"watch", cmd_watch, 10},
+                {"conform", cmd_conform, 15}}; /* longer than the silence of a filter stream */
 
 static int bad(const char *what, const char *word) {
   fprintf(stderr, "kvrelay: %s%s%s%s; see kvrelay --help\n", what, word == NULL ? "" : " '",
@@ -151,7 +163,7 @@ int main(int argc, char **argv) {
     }
   for (size_t i = 0; i < sizeof commands / sizeof commands[0]; i++)
     if (strcmp(argv[1], commands[i].name) == 0) {
-      options o = {.timeout_s = 10, .subscriber_id = "kvrelay-cli"};
+      options o = {.timeout_s = commands[i].timeout_s, .subscriber_id = "kvrelay-cli"};
       int code = parse(argc - 1, argv + 1, &o);
       return code == EXIT_FINE ? commands[i].run(&o) : code;
     }
