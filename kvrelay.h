@@ -31,6 +31,8 @@
  *       carry_out(&action);
  *     return err; // and kvrelay_consumer_query answers
  *   }
+ *
+ * examples/relay_and_consumer.c has both sides in one program.
  */
 
 /* ==== contents ==== */
@@ -776,9 +778,9 @@ KVRELAY_API size_t kvrelay_relay_pool_mem_size(const kvrelay_relay *relay,
  * producer_incarnation and layout_generation are set by the relay (the incarnation of the relay,
  * the next number of its counter), its ckf_format from `state`.  `state` and `mem` stay the
  * caller's and must outlive the pool.  KVRELAY_OK; KVRELAY_ERR_ARG (descriptor not fit, an id or
- * alias repeated),
- * KVRELAY_ERR_LIMIT (max_pools, max_bucket_count), KVRELAY_ERR_STATE (pool id or endpoint already
- * published: contract 12.3; shutting down), KVRELAY_ERR_NOSPACE, KVRELAY_ERR_EXHAUSTED.
+ * alias repeated), KVRELAY_ERR_LIMIT (max_pools, max_bucket_count), KVRELAY_ERR_STATE (pool id or
+ * endpoint already published: contract 12.3; shutting down), KVRELAY_ERR_NOSPACE,
+ * KVRELAY_ERR_EXHAUSTED.
  */
 KVRELAY_API KVRELAY_MUST_USE int kvrelay_relay_pool_add(kvrelay_relay *relay,
                                                         const kvrelay_descriptor *descriptor,
