@@ -649,6 +649,8 @@ Test(topology, more_than_readers_take) {
                   s.fit != (more > 0) && entries == 1 - more / 2,
               "%zu: %s", more, s.why);
   }
+  free((void *)names[0].ptr);
+  free(names);
   free(cards);
 }
 
