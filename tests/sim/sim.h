@@ -40,13 +40,16 @@ typedef struct sim_plan {
   uint64_t step_ns;                  /* mean time between events, 0 = the seed decides */
 } sim_plan;
 
-/* What a producer had published at one sequence. */
+/* What a producer had published at one sequence.  Of one sequence there are several while no hub
+ * moves it (contract 11.1): one that a consumer knows by a stream that is over, before it has heard
+ * of the end, and one in the first snapshot of the next hub. */
 typedef struct sim_published {
+  uint64_t sequence;
   uint64_t words;              /* hash of the filter */
   uint8_t depths[SIM_PROMPTS]; /* exact */
 } sim_published;
 
-/* Every producer there was, by its identity, and all its sequences. */
+/* Every producer there was, by its identity, and all its sequences in order. */
 typedef struct sim_line {
   kvrelay_producer producer;
   sim_published *published;

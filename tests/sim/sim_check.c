@@ -16,6 +16,15 @@ static uint64_t view_hash(const kvrelay_pool_view *view) {
                         8 * (size_t)view->descriptor->producer.ckf_format.bucket_count, 0);
 }
 
+/* What was published when the pool had these words; NULL: it never had them. */
+static const sim_published *published_of(const sim_line *line, const kvrelay_pool_view *view) {
+  const uint64_t words = view_hash(view);
+  for (uint64_t i = line->len; i-- > 0 && line->published[i].sequence >= view->sequence;)
+    if (line->published[i].sequence == view->sequence && line->published[i].words == words)
+      return &line->published[i];
+  return NULL;
+}
+
 /* How streams may end when both sides are honest. */
 static bool end_is_right(const sim_relay *relay, const sim_link *l, const kvrelay_status *end) {
   switch (end->reason) {
@@ -88,13 +97,14 @@ static void check_pool(sim *s, uint32_t r, uint32_t c, const kvrelay_pool_view *
              kvrelay_reason_name(view->last_end.reason), view->last_end.text);
   if (view->state != KVRELAY_REPLICA_LIVE)
     return;
-  if (view->sequence >= line->len || view_hash(view) != line->published[view->sequence].words) {
+  const sim_published *const published = published_of(line, view);
+  if (!published) {
     sim_fail(s, "relay %u, consumer %u: other words than were published at %llu", r, c,
              (unsigned long long)view->sequence);
     return;
   }
   s->checked++;
-  check_answer(s, r, c, view, &line->published[view->sequence]);
+  check_answer(s, r, c, view, published);
 }
 
 void sim_check_link(sim *s, uint32_t r, uint32_t c) {
@@ -129,7 +139,7 @@ static bool link_settled(const sim *s, uint32_t r, uint32_t c) {
       return false;
     const sim_line *const line = line_of(s, &view.descriptor->producer);
     if (line && !line->withdrawn && view.state == KVRELAY_REPLICA_LIVE &&
-        view.sequence == line->len - 1)
+        published_of(line, &view) == &line->published[line->len - 1])
       live++;
   }
   return live == published || l->starved || relay->few_hubs;

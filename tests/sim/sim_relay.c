@@ -110,23 +110,24 @@ static uint64_t words_hash(const sim_pool *p) {
                         8 * (size_t)ckf_producer_format(&p->state)->bucket_count, 0);
 }
 
-/* Writes down what the pool's last sequence stands for. Without a hub the sequence stands still
- * while the words change (contract 11.1): the first snapshot holds the last of them. */
-static void pool_note(sim *s, sim_pool *p) {
+/* Writes down what the pool's last sequence stands for.  Where pools share hubs, one may lose its
+ * hub and get another within a turn: words change behind a hub that was there before and after. */
+static void pool_note(sim *s, const sim_relay *relay, sim_pool *p) {
   sim_line *const line = &s->lines[p->line];
-  const uint64_t sequence = kvrelay_pool_sequence(p->pool);
-  const bool same = line->len != 0 && sequence == line->len - 1;
-  sim_published now;
-  if (same && p->pool->hub_)
+  const sim_published *const last = line->len == 0 ? NULL : &line->published[line->len - 1];
+  sim_published now = {.sequence = kvrelay_pool_sequence(p->pool)};
+  const bool same = last && now.sequence == last->sequence;
+  if (same && p->pool->hub_ && (!relay->few_hubs || ckf_producer_has_pending(&p->state)))
     return;
-  if (!same && sequence != line->len) {
-    sim_fail(s, "sequence %llu follows %llu", (unsigned long long)sequence,
-             (unsigned long long)line->len - 1);
+  if (!same && now.sequence != (last ? last->sequence + 1 : 0)) {
+    sim_fail(s, "sequence %llu follows %llu", (unsigned long long)now.sequence,
+             last ? (unsigned long long)last->sequence : 0);
     return;
   }
   now.words = words_hash(p);
+  if (same && now.words == last->words)
+    return;
   sim_depths(p, now.depths);
-  line->len -= same;
   if (line->len == line->cap) {
     line->cap = line->cap ? 2 * line->cap : 64;
     line->published = realloc(line->published, line->cap * sizeof now);
@@ -157,7 +158,7 @@ static void pool_publish(sim *s, uint32_t r, uint32_t i) {
   p->line = s->lines_len++;
   memset(&s->lines[p->line], 0, sizeof s->lines[p->line]);
   s->lines[p->line].producer = kvrelay_pool_descriptor(p->pool)->producer;
-  pool_note(s, p);
+  pool_note(s, relay, p);
 }
 
 static void pool_withdraw(sim *s, uint32_t r, uint32_t i) {
@@ -324,7 +325,7 @@ static void pool_step(sim *s, uint32_t r, uint32_t i) {
                           : kvrelay_relay_pool_changed(&relay->relay, p->pool, s->now);
   if (err != KVRELAY_OK)
     sim_fail(s, "publication: %s", kvrelay_strerror(err));
-  pool_note(s, p);
+  pool_note(s, relay, p);
 }
 
 void sim_relay_step(sim *s, uint32_t r) {
@@ -359,6 +360,6 @@ void sim_relay_turn(sim *s, uint32_t r) {
     if (relay->pools[i].pool) {
       if (kvrelay_pool_fenced(relay->pools[i].pool) != KVRELAY_OK)
         sim_fail(s, "a producer was fenced");
-      pool_note(s, &relay->pools[i]);
+      pool_note(s, relay, &relay->pools[i]);
     }
 }
