@@ -8022,6 +8022,11 @@ KVRELAY_API int kvrelay_source_connection(kvrelay_source *s, bool connected, uin
   s->heard_ns_ = now_ns;
   if (!connected)
     return KVRELAY_OK;
+  if (!s->stats_.has_sequence) { /* nothing tells whose they are that wait; replies bring ours */
+    s->stats_.batches_dropped += s->held_end_ - s->held_first_;
+    kvrelay_hold_clear_(s);
+    s->has_live_ = false;
+  }
   s->reconnected_ = !s->cfg_.replay && s->stats_.has_sequence;
   if (!s->cfg_.replay || (s->replaying_ && !s->answered_ && !s->stats_.has_sequence))
     return KVRELAY_OK;

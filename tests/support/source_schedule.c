@@ -318,6 +318,10 @@ static void model_reply(model *m, uint32_t p, uint64_t n, uint64_t now_ns) {
 
 static void model_connection(model *m, bool up, uint64_t now_ns) {
   m->connected = up;
+  if (up && !m->known) {
+    memset(m->held, 0, sizeof m->held);
+    m->has_live = false;
+  }
   if (!up || (m->replaying && !m->answered && !m->known))
     return;
   if (m->collecting)

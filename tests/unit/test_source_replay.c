@@ -667,6 +667,34 @@ Test(replay, a_jump_beyond_a_gap_is_another_process) {
   stream_free(e);
 }
 
+Test(replay, what_waits_at_attach_may_be_of_a_process_that_is_gone_after_a_reconnect) {
+  kvrelay_source_config cfg = replay_config();
+  stream *e = stream_new(&cfg);
+  publish_blocks(e, 4);
+  connection(e, true);
+  ASKED(e, 0); /* and nobody answers */
+  for (uint32_t i = 0; i < 4; i++)
+    live(e, i);
+  connection(e, false);
+  forget_batches(e);
+  for (uint32_t i = 0; i < 6; i++) {
+    put_batch(&e->f->batch, 1);
+    put_stored(&e->f->batch,
+               (stored){.hashes = HASHES(100 + i), .first = 1000 + 4 * i, .count = 4});
+    (void)publish(e, 0);
+  }
+  connection(e, true);
+  wait_for_deadline(e);
+  cr_assert_eq(blocks_of(e->f, 0), 0, "batches of the process before");
+  live(e, 5);
+  ASKED(e, 0);
+  replies(e, 0, 5);
+  marker(e);
+  APPLIED(e, 0, 1, 2, 3, 4, 5);
+  cr_assert_eq(blocks_of(e->f, 0), 6);
+  cr_assert(complete(e));
+}
+
 Test(replay, after_a_reconnect_the_last_batch_shows_who_is_there) {
   stream *e = settled(5);
   e->applied_len = 0;
