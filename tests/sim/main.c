@@ -8,6 +8,7 @@
 #include "sim.h"
 
 #include <getopt.h>
+#include <malloc.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -94,6 +95,8 @@ int main(int argc, char **argv) {
   if (status >= 0)
     return status;
   r.seeds = r.seeds ? r.seeds : 1000;
+  mallopt(M_TRIM_THRESHOLD, 1 << 30); /* what one seed gives back the next one takes */
+  mallopt(M_MMAP_THRESHOLD, 1 << 30);
   for (uint64_t i = 0; i < r.seeds; i++, r.plan.seed++) {
     const char *const failure = sim_run(&r.plan, &world);
     if (!failure)
@@ -105,9 +108,11 @@ int main(int argc, char **argv) {
   }
   struct rusage use;
   getrusage(RUSAGE_SELF, &use);
-  printf("%llu steps, %llu replicas and %llu answers compared, %ld KiB at most\n",
-         (unsigned long long)world.steps, (unsigned long long)world.checked,
-         (unsigned long long)world.answers, use.ru_maxrss);
+  printf("%llu steps, %ld KiB at most; compared: %llu replicas, %llu answers, %llu ranks whole and "
+         "%llu partial\n",
+         (unsigned long long)world.steps, use.ru_maxrss, (unsigned long long)world.checked,
+         (unsigned long long)world.answers, (unsigned long long)world.whole,
+         (unsigned long long)world.partial);
   printf("%llu passed, %llu failed\n", (unsigned long long)(r.seeds - failed),
          (unsigned long long)failed);
   return failed ? 1 : 0;

@@ -38,8 +38,7 @@ static void settle_moment(sim *s) {
   for (uint32_t r = 0; r < s->plan.relays; r++) {
     bool more = true;
     for (int turns = 0; more && turns < 10000; turns++) {
-      more = false;
-      sim_relay_turn(s, r);
+      more = sim_relay_turn(s, r);
       for (uint32_t c = 0; c < s->plan.consumers; c++)
         more |= sim_link_turn(s, r, c);
       if (turns == 9999)
@@ -100,18 +99,16 @@ static void step(sim *s) {
 }
 
 static void lift_faults(sim *s) {
-  s->calm = true;
   for (uint32_t r = 0; r < s->plan.relays; r++) {
-    s->relays[r].down_until = 0;
-    if (!s->relays[r].front.to)
-      sim_relay_step(s, r);
+    sim_relay_calm(s, r);
     for (uint32_t c = 0; c < s->plan.consumers; c++)
       sim_link_step(s, r, c);
   }
 }
 
 const char *sim_run(const sim_plan *plan, sim *s) {
-  const uint64_t steps = s->steps, checked = s->checked, answers = s->answers;
+  const uint64_t steps = s->steps, checked = s->checked, answers = s->answers, whole = s->whole,
+                 partial = s->partial;
   memset(s, 0, sizeof *s);
   s->steps = 0;
   s->plan = *plan;
@@ -130,8 +127,9 @@ const char *sim_run(const sim_plan *plan, sim *s) {
       sim_link_open(s, r, c);
   for (const uint64_t until = s->now + p->active_ns; s->now < until && !s->failure[0];)
     step(s);
-  lift_faults(s);
+  s->calm = true;
   for (const uint64_t until = s->now + CALM; s->now < until && !s->failure[0] && !sim_settled(s);) {
+    lift_faults(s);
     run_to(s, s->now + SIM_SECOND);
     check_all(s);
   }
@@ -150,5 +148,7 @@ const char *sim_run(const sim_plan *plan, sim *s) {
   s->steps += steps;
   s->checked += checked;
   s->answers += answers;
+  s->whole += whole;
+  s->partial += partial;
   return s->failure[0] ? s->failure : NULL;
 }

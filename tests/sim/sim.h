@@ -6,8 +6,11 @@
  * A world of relays, their engines and consumers that follow all of them, over connections that
  * delay, break, refuse and stand still. One seed decides everything; the clock is a number.
  *
- *   engines -> sim_pool (who holds what, exactly) -> ckf_producer -> kvrelay_relay
- *           -> sim_link (mem/) -> kvrelay_consumer -> sim_check (what may never be seen)
+ *   sim_engine (who holds what, exactly) -> batches lost, late, again -> kvrelay_source
+ *           -> ckf_producer -> kvrelay_relay -> sim_link (mem/) -> kvrelay_consumer
+ *
+ * sim_engine.c and sim_check.c say what may never be seen on the way, and what has to be in the
+ * end.
  */
 
 #include <stdbool.h>
@@ -26,7 +29,10 @@ enum {
   SIM_BLOCK = 4,   /* tokens */
   SIM_PROMPTS = 5, /* of a pool; they share beginnings */
   SIM_DEPTH = 12,  /* blocks of a prompt */
-  SIM_MEMBERS = 3, /* engines of a pool */
+  SIM_BLOCKS = SIM_PROMPTS * SIM_DEPTH,
+  SIM_ENGINES = 2, /* of a pool */
+  SIM_RANKS = 2,   /* of an engine */
+  SIM_EVENTS = 2,  /* of a batch */
   SIM_RELAYS_CAP = 8,
   SIM_POOLS_CAP = 16,
   SIM_CONSUMERS_CAP = 64
@@ -57,6 +63,64 @@ typedef struct sim_line {
   bool withdrawn;
 } sim_line;
 
+/* An event in the engines' language: a stretch of a prompt, or a set of blocks. */
+typedef struct sim_event {
+  uint8_t kind, prompt, from, end;
+  uint64_t blocks; /* bit 1 << number */
+} sim_event;
+
+/* The bytes of a batch; no two are equal. */
+typedef struct sim_payload {
+  uint64_t at; /* in sim_engine.batches */
+  uint32_t rank, events_len;
+  sim_event events[SIM_EVENTS];
+} sim_payload;
+
+typedef struct sim_batch {
+  uint64_t sequence;
+  uint64_t holds[SIM_RANKS]; /* after it */
+  sim_payload payload;
+  size_t len; /* less: nobody can read it */
+  bool large; /* nobody takes it */
+} sim_batch;
+
+/* Something on its way to a source. */
+typedef struct sim_flight {
+  uint64_t due;
+  size_t at; /* in batches; SIZE_MAX = the marker */
+} sim_flight;
+
+typedef struct sim_queue {
+  sim_flight *items;
+  size_t first, end, cap;
+} sim_queue;
+
+/* One engine with its publisher, and the source that follows it. It outlives its relay. */
+typedef struct sim_engine {
+  uint64_t worker;
+  bool replay, deduplicated, keeps_lost; /* what its source is configured to */
+  bool listens_on;                       /* to answers that it does not want any more */
+  size_t buffer;                         /* batches it can send again */
+  sim_batch *batches;                    /* of all its processes */
+  size_t batches_len, batches_cap, process_at;
+  uint64_t first_sequence; /* of a process */
+  uint8_t copies[SIM_RANKS][SIM_BLOCKS];
+
+  bool connected;
+  uint64_t back_at; /* when it is again */
+  sim_queue live, replies;
+
+  kvrelay_source source;
+  void *source_mem;         /* NULL = nobody follows it */
+  size_t applied;           /* the last batch, SIZE_MAX = none */
+  uint64_t restarts, again; /* the latter with recoveries: these take batches again */
+  uint64_t seen[SIM_RANKS]; /* since the last restart */
+  uint64_t known;           /* blocks it knows of in some rank; checked */
+  uint64_t heard;
+  bool loaded;  /* with blocks, says the engine */
+  bool excused; /* something of its past was out of reach */
+} sim_engine;
+
 typedef struct sim_pool {
   ckf_producer state;
   void *state_mem, *pool_mem;
@@ -66,9 +130,10 @@ typedef struct sim_pool {
   char endpoint[8], model[8];
   uint32_t tokens[SIM_PROMPTS][SIM_DEPTH * SIM_BLOCK];
   uint64_t locals[SIM_PROMPTS][SIM_DEPTH], keys[SIM_PROMPTS][SIM_DEPTH];
-  bool holds[SIM_MEMBERS][SIM_PROMPTS * SIM_DEPTH]; /* by the block's number */
-  uint32_t number[SIM_PROMPTS][SIM_DEPTH];          /* equal for equal blocks */
-  size_t line;                                      /* in sim.lines */
+  uint32_t number[SIM_PROMPTS][SIM_DEPTH]; /* equal for equal blocks */
+  uint64_t number_keys[SIM_BLOCKS];
+  sim_engine engines[SIM_ENGINES];
+  size_t line; /* in sim.lines */
 } sim_pool;
 
 /* Stands before a relay, so that connections outlive its restarts. */
@@ -107,7 +172,7 @@ typedef struct sim {
   sim_link links[SIM_RELAYS_CAP][SIM_CONSUMERS_CAP];
   sim_line *lines;
   size_t lines_len, lines_cap;
-  uint64_t steps, checked, answers;
+  uint64_t steps, checked, answers, whole, partial;
   bool calm; /* no faults any more */
   char failure[512];
 } sim;
@@ -131,9 +196,28 @@ void sim_relay_open(sim *s, uint32_t r);
 void sim_relay_close(sim *s, uint32_t r);
 /* An event, or a fault of a relay. */
 void sim_relay_step(sim *s, uint32_t r);
-/* Ticks it, wakes its calls, and notes what has been published. */
-void sim_relay_turn(sim *s, uint32_t r);
+/* Ticks it, wakes its calls, notes what has been published, and takes one message of its engines;
+ * true when there may be more. */
+bool sim_relay_turn(sim *s, uint32_t r);
+/* Ends its faults and those of its engines, which say once more where they are. */
+void sim_relay_calm(sim *s, uint32_t r);
+bool sim_relay_settled(const sim *s, uint32_t r);
 void sim_depths(const sim_pool *p, uint8_t depths[SIM_PROMPTS]);
+
+/* sim_engine.c */
+void sim_engine_open(sim *s, sim_engine *e, uint64_t worker);
+void sim_engine_close(sim_engine *e);
+/* A source for it, as a relay begins; and the end of that. */
+void sim_engine_follow(sim *s, sim_pool *p, sim_engine *e);
+void sim_engine_leave(sim_engine *e);
+/* An event, or a fault; in a calm the end of faults. */
+void sim_engine_step(sim *s, sim_pool *p, sim_engine *e);
+/* Delivers the next thing that is due; true when the pool may have changed. */
+bool sim_engine_turn(sim *s, sim_pool *p, sim_engine *e);
+/* In a calm: has its source come to the last batch, and is it whole if it can be? */
+bool sim_engine_settled(const sim_engine *e);
+/* Sends a batch without events. */
+void sim_engine_nudge(sim *s, sim_pool *p, sim_engine *e);
 
 /* sim_link.c */
 void sim_link_open(sim *s, uint32_t r, uint32_t c);

@@ -146,9 +146,12 @@ static bool link_settled(const sim *s, uint32_t r, uint32_t c) {
 }
 
 bool sim_settled(sim *s) {
-  for (uint32_t r = 0; r < s->plan.relays; r++)
+  for (uint32_t r = 0; r < s->plan.relays; r++) {
+    if (!sim_relay_settled(s, r))
+      return false;
     for (uint32_t c = 0; c < s->plan.consumers; c++)
       if (!link_settled(s, r, c))
         return false;
+  }
   return true;
 }

@@ -49,14 +49,12 @@ static void front_close(kvrelay_service *self, void *handle, uint64_t now_ns) {
 /* ---- pools ---- */
 
 void sim_depths(const sim_pool *p, uint8_t depths[SIM_PROMPTS]) {
-  for (uint32_t t = 0; t < SIM_PROMPTS; t++) {
-    bool held = true;
-    for (depths[t] = 0; held && depths[t] < SIM_DEPTH; depths[t] += held) {
-      held = false;
-      for (uint32_t m = 0; m < SIM_MEMBERS; m++)
-        held |= p->holds[m][p->number[t][depths[t]]];
-    }
-  }
+  uint64_t known = 0;
+  for (uint32_t i = 0; i < SIM_ENGINES; i++)
+    known |= p->engines[i].known;
+  for (uint32_t t = 0; t < SIM_PROMPTS; t++)
+    for (depths[t] = 0; depths[t] < SIM_DEPTH && (known >> p->number[t][depths[t]] & 1);)
+      depths[t]++;
 }
 
 /* Prompts branch off each other at random depths. */
@@ -72,8 +70,10 @@ static void pool_prompts(sim *s, sim_pool *p) {
                        &n) != HASHFMT_OK ||
         n != SIM_DEPTH)
       sim_fail(s, "a prompt cannot be hashed");
-    for (uint32_t i = 0; i < SIM_DEPTH; i++)
+    for (uint32_t i = 0; i < SIM_DEPTH; i++) {
       p->number[t][i] = i < shared ? p->number[of][i] : numbers++;
+      p->number_keys[p->number[t][i]] = p->keys[t][i];
+    }
   }
 }
 
@@ -159,12 +159,16 @@ static void pool_publish(sim *s, uint32_t r, uint32_t i) {
   memset(&s->lines[p->line], 0, sizeof s->lines[p->line]);
   s->lines[p->line].producer = kvrelay_pool_descriptor(p->pool)->producer;
   pool_note(s, relay, p);
+  for (uint32_t k = 0; k < SIM_ENGINES; k++)
+    sim_engine_follow(s, p, &p->engines[k]);
 }
 
 static void pool_withdraw(sim *s, uint32_t r, uint32_t i) {
   sim_pool *const p = &s->relays[r].pools[i];
   if (!p->pool)
     return;
+  for (uint32_t k = 0; k < SIM_ENGINES; k++)
+    sim_engine_leave(&p->engines[k]);
   kvrelay_relay_pool_remove(&s->relays[r].relay, p->pool, s->now);
   s->lines[p->line].withdrawn = true;
   memset(p->pool_mem, 0xA5, 64); /* nobody may look at it any more */
@@ -176,11 +180,13 @@ static void pool_withdraw(sim *s, uint32_t r, uint32_t i) {
 static void pool_state(sim *s, sim_pool *p) {
   ckf_producer_config cfg = ckf_producer_config_default();
   cfg.filter.expected_blocks = 64u << sim_below(s, 6);
+  cfg.tags = true;
   const size_t len = ckf_producer_mem_size(&cfg);
   p->state_mem = sim_alloc(len);
   if (ckf_producer_init(&p->state, &cfg, p->state_mem, len) != CKF_OK)
     sim_fail(s, "a producer cannot be made");
-  memset(p->holds, 0, sizeof p->holds);
+  for (uint32_t i = 0; i < SIM_ENGINES; i++)
+    p->engines[i].known = 0;
 }
 
 /* ---- a relay's life ---- */
@@ -240,105 +246,60 @@ void sim_relay_open(sim *s, uint32_t r) {
   s->relays[r].few_hubs = cfg->max_hubs < s->plan.pools;
   cfg->publication_threshold = 1 + sim_below(s, 20);
   cfg->publication_delay_ns = (1 + sim_below(s, 100)) * SIM_MS;
-  for (uint32_t i = 0; i < s->plan.pools; i++)
+  for (uint32_t i = 0; i < s->plan.pools; i++) {
     pool_prompts(s, &relay->pools[i]);
+    for (uint32_t k = 0; k < SIM_ENGINES; k++)
+      sim_engine_open(s, &relay->pools[i].engines[k], 40 + k);
+  }
   relay_up(s, r);
 }
 
 void sim_relay_close(sim *s, uint32_t r) {
   if (s->relays[r].front.to)
     relay_down(s, r);
+  for (uint32_t i = 0; i < s->plan.pools; i++)
+    for (uint32_t k = 0; k < SIM_ENGINES; k++)
+      sim_engine_close(&s->relays[r].pools[i].engines[k]);
 }
 
 /* ---- events ---- */
 
-static void pool_store(sim *s, sim_pool *p, uint32_t m) {
-  const uint32_t t = sim_below(s, SIM_PROMPTS), end = 1 + sim_below(s, SIM_DEPTH);
-  const ckf_member member = {40 + m, m};
-  ckf_block blocks[SIM_DEPTH];
-  ckf_outcome outcome;
-  uint32_t from = 0;
-  while (from < end && p->holds[m][p->number[t][from]])
-    from++;
-  for (uint32_t i = from; i < end; i++) {
-    blocks[i].external = p->keys[t][i] ^ m;
-    blocks[i].local = p->locals[t][i];
-    p->holds[m][p->number[t][i]] = true;
-  }
-  if (from == end)
-    return;
-  const int err = ckf_producer_stored(&p->state, &member, CKF_TIER_DEVICE, CKF_DOMAIN_MISSING,
-                                      from > 0, from > 0 ? p->keys[t][from - 1] ^ m : 0, false, 0,
-                                      blocks + from, end - from, &outcome);
-  if (err != CKF_OK)
-    sim_fail(s, "store: %s", ckf_strerror(err));
-}
-
-/* Any blocks, also from the middle. */
-static void pool_drop(sim *s, sim_pool *p, uint32_t m) {
-  const uint32_t t = sim_below(s, SIM_PROMPTS);
-  const ckf_member member = {40 + m, m};
-  uint64_t externals[SIM_DEPTH];
-  ckf_outcome outcome;
-  size_t n = 0;
-  for (uint32_t i = sim_below(s, SIM_DEPTH); i < SIM_DEPTH; i++) {
-    if (!p->holds[m][p->number[t][i]] || sim_once(s, 4))
-      continue;
-    externals[n++] = p->keys[t][i] ^ m;
-    p->holds[m][p->number[t][i]] = false;
-  }
-  const int err = ckf_producer_removed(&p->state, &member, CKF_TIER_DEVICE, CKF_DOMAIN_MISSING,
-                                       externals, n, &outcome);
-  if (err != CKF_OK)
-    sim_fail(s, "removal: %s", ckf_strerror(err));
-}
-
-static void pool_step(sim *s, uint32_t r, uint32_t i) {
+/* Tells the relay that a source may have changed the pool. */
+static void pool_changed(sim *s, uint32_t r, sim_pool *p) {
   sim_relay *const relay = &s->relays[r];
-  sim_pool *const p = &relay->pools[i];
-  const uint32_t m = sim_below(s, SIM_MEMBERS);
-  const ckf_member member = {40 + m, m};
-  bool at_once = sim_once(s, 8);
-  if (!p->pool) {
-    if (sim_once(s, 4)) {
-      free(p->state_mem);
-      pool_state(s, p);
-      pool_publish(s, r, i);
-    }
-    return;
-  }
-  if (sim_once(s, 400)) {
-    pool_withdraw(s, r, i);
-    return;
-  }
-  if (sim_once(s, 60)) {
-    if (ckf_producer_remove_rank(&p->state, &member) != CKF_OK)
-      sim_fail(s, "a rank cannot be dropped");
-    memset(p->holds[m], 0, sizeof p->holds[m]);
-    at_once = true;
-  } else if (sim_below(s, 5) < 3) {
-    pool_store(s, p, m);
-  } else {
-    pool_drop(s, p, m);
-  }
-  const int err = at_once ? kvrelay_relay_pool_publish(&relay->relay, p->pool, s->now)
-                          : kvrelay_relay_pool_changed(&relay->relay, p->pool, s->now);
+  const int err = sim_once(s, 8) ? kvrelay_relay_pool_publish(&relay->relay, p->pool, s->now)
+                                 : kvrelay_relay_pool_changed(&relay->relay, p->pool, s->now);
   if (err != KVRELAY_OK)
     sim_fail(s, "publication: %s", kvrelay_strerror(err));
   pool_note(s, relay, p);
 }
 
+static void pool_step(sim *s, uint32_t r, uint32_t i) {
+  sim_pool *const p = &s->relays[r].pools[i];
+  sim_engine_step(s, p, &p->engines[sim_below(s, SIM_ENGINES)]);
+  if (!s->relays[r].front.to)
+    return;
+  if (p->pool) {
+    pool_changed(s, r, p);
+    if (!s->calm && sim_once(s, 400))
+      pool_withdraw(s, r, i);
+  } else if (sim_once(s, 4)) {
+    free(p->state_mem);
+    pool_state(s, p);
+    pool_publish(s, r, i);
+  }
+}
+
 void sim_relay_step(sim *s, uint32_t r) {
   sim_relay *const relay = &s->relays[r];
-  if (!relay->front.to) {
-    if (s->now >= relay->down_until)
-      relay_up(s, r);
+  if (!relay->front.to && s->now >= relay->down_until) {
+    relay_up(s, r);
     return;
   }
-  if (!s->calm && sim_once(s, 1500)) {
+  if (relay->front.to && !s->calm && sim_once(s, 1500)) {
     if (sim_once(s, 2)) { /* an orderly stop: streams end with OK before connections do */
       kvrelay_relay_shutdown(&relay->relay, s->now);
-      sim_relay_turn(s, r);
+      (void)sim_relay_turn(s, r);
       for (uint32_t c = 0; c < s->plan.consumers; c++)
         (void)sim_link_turn(s, r, c);
     }
@@ -351,15 +312,45 @@ void sim_relay_step(sim *s, uint32_t r) {
   pool_step(s, r, sim_below(s, s->plan.pools));
 }
 
-void sim_relay_turn(sim *s, uint32_t r) {
+bool sim_relay_turn(sim *s, uint32_t r) {
   sim_relay *const relay = &s->relays[r];
-  if (!relay->front.to)
-    return;
-  kvrelay_relay_service_poll(relay->service, s->now);
+  if (relay->front.to)
+    kvrelay_relay_service_poll(relay->service, s->now);
   for (uint32_t i = 0; i < s->plan.pools; i++)
     if (relay->pools[i].pool) {
       if (kvrelay_pool_fenced(relay->pools[i].pool) != KVRELAY_OK)
         sim_fail(s, "a producer was fenced");
       pool_note(s, relay, &relay->pools[i]);
     }
+  for (uint32_t i = 0; i < s->plan.pools * SIM_ENGINES; i++) {
+    sim_pool *const p = &relay->pools[i / SIM_ENGINES];
+    if (!sim_engine_turn(s, p, &p->engines[i % SIM_ENGINES]))
+      continue;
+    if (p->pool)
+      pool_changed(s, r, p);
+    return true;
+  }
+  return false;
+}
+
+void sim_relay_calm(sim *s, uint32_t r) {
+  sim_relay *const relay = &s->relays[r];
+  relay->down_until = 0;
+  if (!relay->front.to)
+    sim_relay_step(s, r);
+  for (uint32_t i = 0; i < s->plan.pools; i++)
+    for (uint32_t k = 0; k < SIM_ENGINES; k++) {
+      sim_engine *const e = &relay->pools[i].engines[k];
+      sim_engine_step(s, &relay->pools[i], e);
+      if (!sim_engine_settled(e))
+        sim_engine_nudge(s, &relay->pools[i], e);
+    }
+}
+
+bool sim_relay_settled(const sim *s, uint32_t r) {
+  bool settled = true;
+  for (uint32_t i = 0; i < s->plan.pools; i++)
+    for (uint32_t k = 0; k < SIM_ENGINES; k++)
+      settled &= sim_engine_settled(&s->relays[r].pools[i].engines[k]);
+  return settled;
 }
