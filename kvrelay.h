@@ -5293,8 +5293,6 @@ static int kvrelay_consumer_cancel_(kvrelay_consumer_stream_ *s, kvrelay_action 
 
 static int kvrelay_consumer_plane_(kvrelay_consumer *c, kvrelay_consumer_stream_ *s, uint32_t place,
                                    int32_t method, uint64_t now_ns, kvrelay_action *a) {
-  if (kvrelay_consumer_cancel_(s, a))
-    return 1;
   if (s->call != 0)
     return 0;
   if (now_ns < s->retry_ns) {
@@ -5396,10 +5394,12 @@ KVRELAY_API int kvrelay_consumer_action_next(kvrelay_consumer *c, uint64_t now_n
     for (; c->cursor_ < c->slots_used_; c->cursor_++)
       if (kvrelay_slot_action_(c, c->cursor_, now_ns, action))
         return 1;
-    /* Behind the slots, which may want a new catalog. */
+    /* Behind the slots, which may want a new catalog.  A plane may have to hang up although it is
+     * not wanted any more. */
     for (i = 0; i < KVRELAY_PLANES_; i++)
-      if (wanted[i] && kvrelay_consumer_plane_(c, &c->planes_[i], c->cfg_.max_pools + i, methods[i],
-                                               now_ns, action))
+      if (kvrelay_consumer_cancel_(&c->planes_[i], action) ||
+          (wanted[i] && kvrelay_consumer_plane_(c, &c->planes_[i], c->cfg_.max_pools + i,
+                                                methods[i], now_ns, action)))
         return 1;
   }
   c->work_ = false;

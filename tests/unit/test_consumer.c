@@ -1059,6 +1059,21 @@ Test(consumer, broken_messages_close_their_plane) {
   kit_close(&k);
 }
 
+Test(consumer, a_second_answer_that_is_broken_ends_the_call) {
+  const kvrelay_relay_info info = {kit_envelope()};
+  kit k;
+  kit_open(&k);
+  cr_assert_eq(kvrelay_consumer_feed_info(&k.c, k.info, &info, k.now), KVRELAY_OK);
+  kit_run(&k);
+  cr_assert_eq(k.cancels, 0);
+  cr_assert_eq(kvrelay_consumer_feed_broken(&k.c, k.info, KVRELAY_ERR_MALFORMED, k.now),
+               KVRELAY_OK);
+  kit_run(&k); /* nothing else is wanted of this plane, the call has to go nevertheless */
+  cr_assert_eq(k.cancels, 1);
+  cr_assert_eq(k.infos, 1);
+  kit_close(&k);
+}
+
 Test(consumer, the_oldest_events_go) {
   const kvrelay_descriptor pool = kit_pool(1);
   kit k;
