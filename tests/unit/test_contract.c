@@ -582,11 +582,11 @@ Test(contract, W4_W5_W6_W7_order_of_a_descriptor) {
 
 enum { LONG = 200000 };
 
-/* Distinct texts of one length and one beginning, in no order. */
+/* Distinct texts of one length and one beginning, in no order; one block for free(). */
 static kvrelay_text *long_list(size_t n) {
-  kvrelay_text *const list = malloc(n * sizeof *list);
-  char *const bytes = malloc(n * 32);
-  cr_assert(list && bytes);
+  kvrelay_text *const list = malloc(n * (sizeof *list + 32));
+  char *const bytes = (char *)(list + n);
+  cr_assert(list != NULL);
   for (size_t i = 0; i < n; i++) {
     char *const to = bytes + i * 32;
     snprintf(to, 32, "a-name-that-begins-alike-%06zu", i * 7919 % 1000003 % 1000000);
@@ -630,6 +630,7 @@ Test(contract, repeats_are_found_among_many_aliases) {
     cr_expect(v.class_ == UNSUPPORTED && v.condition == KVRELAY_COND_LIST_TOO_LONG &&
               v.value == r.aliases_len && strcmp(v.field, "aliases") == 0);
   }
+  free(list);
 }
 
 /* A naive look for the first repeat, over lists with few different texts. */
@@ -757,6 +758,7 @@ Test(contract, repeats_are_found_among_many_members_and_adapters) {
   v = check_entry(&x);
   cr_expect(v.class_ == UNSUPPORTED && v.condition == KVRELAY_COND_LIST_TOO_LONG &&
             v.value == LONG && strcmp(v.field, "members") == 0);
+  free(list);
 }
 
 Test(contract, more_registrations_than_readers_take) {
