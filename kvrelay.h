@@ -12,6 +12,8 @@
  * and allocates nothing after init; bytes on the wire are the business of proto/.
  *
  *   #include <stdlib.h>
+ *   #define CKF_IMPLEMENTATION
+ *   #define HASHFMT_IMPLEMENTATION
  *   #define KVRELAY_IMPLEMENTATION
  *   #include "kvrelay.h"
  *
@@ -854,9 +856,10 @@ KVRELAY_API int kvrelay_pool_reports_lost(kvrelay_pool *pool, uint64_t worker);
 /* ---- calls ---- */
 
 /*
- * Admission of one request (contract 10.2 to 10.7).  KVRELAY_OK: `*call` is open, pull from it; for
- * SUBSCRIBE_POOL it may first wait for a snapshot permit.  KVRELAY_ERR_REFUSED: `status` says why,
- * nothing is open.  Serving load is answered UNIMPLEMENTED.
+ * Admission of one request (contract 10.2 to 10.7).  KVRELAY_OK: `*call` is open; pull from it at
+ * once and until it says NONE, since kvrelay_relay_ready_next names only calls that have said so.
+ * For SUBSCRIBE_POOL it may first wait for a snapshot permit.  KVRELAY_ERR_REFUSED: `status` says
+ * why, nothing is open.  Serving load is answered UNIMPLEMENTED.
  */
 KVRELAY_API KVRELAY_MUST_USE int kvrelay_relay_call_open(kvrelay_relay *relay,
                                                          const kvrelay_request *request,

@@ -229,6 +229,8 @@ def main():
     engine = Engine()
     with Daemon(YAML.format(endpoint=engine.endpoint)) as daemon, grpc.insecure_channel(daemon.address) as channel:
         engine.subscribed()
+        engine.send([stored([99], list(range(4)), 4)])
+        daemon.wait_for("level=warn event=ingest source=prod/decode/generate/8.0 reason=sub_block count=1")
         engine.send([stored([11], list(range(8)), 8)])
         load(channel)
         refusals(channel)

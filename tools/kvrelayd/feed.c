@@ -121,8 +121,10 @@ void feed_report(feed *f) {
     if (power == f->logged[i])
       continue;
     f->logged[i] = power;
-    /* Healthy engines do these all the time. */
-    bool normal = i == KVRELAY_COUNT_OTHER_TIER || i == KVRELAY_COUNT_SUB_BLOCK ||
+    /* Healthy engines do these all the time; but when all blocks are smaller than the pool's, its
+     * block size is wrong. */
+    bool normal = i == KVRELAY_COUNT_OTHER_TIER ||
+                  (i == KVRELAY_COUNT_SUB_BLOCK && stats->blocks_stored != 0) ||
                   i == KVRELAY_COUNT_PLACEHOLDER || i == KVRELAY_COUNT_NON_MAIN_ATTENTION_KIND ||
                   i == KVRELAY_COUNT_NON_MAIN_ATTENTION_GROUP || i == KVRELAY_COUNT_PARTIAL_BLOCK ||
                   i == KVRELAY_COUNT_IGNORED_EVENT;
