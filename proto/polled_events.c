@@ -124,10 +124,13 @@ static bool integer_of(const char *text, size_t len, uint64_t *out) {
 static bool digest_of(const char *text, size_t len, uint64_t *out) {
   uint64_t v = 0;
   for (size_t i = 0; i < 16; i++) {
-    const char c = i < len ? (char)(text[i] | 0x20) : ' ';
-    if (!((c >= '0' && c <= '9') || (c >= 'a' && c <= 'f')))
+    const char c = i < len ? text[i] : ' ', letter = (char)(c | 0x20);
+    if (c >= '0' && c <= '9')
+      v = v << 4 | (uint64_t)(c - '0');
+    else if (letter >= 'a' && letter <= 'f')
+      v = v << 4 | (uint64_t)(letter - 'a' + 10);
+    else
       return false;
-    v = v << 4 | (uint64_t)(c <= '9' ? c - '0' : c - 'a' + 10);
   }
   *out = v;
   return true;
@@ -197,13 +200,13 @@ static bool take_integer(answer *a, unsigned key, uint64_t v) {
   switch (key) {
   case KEY_EVENT_ID:
     r->id = v;
-    return true;
+    return v <= INT64_MAX; /* nor negative */
   case KEY_RANK:
     r->rank = (uint32_t)v;
     return v <= UINT32_MAX;
   case KEY_WINDOW:
     r->window = v;
-    return true;
+    return v <= INT64_MAX;
   case KEY_PARENT:
     r->ev.parent = v;
     return true;
@@ -246,8 +249,10 @@ static unsigned key_now(const answer *a) {
                                                                       : KEY_OTHER;
 }
 
-/* Whether a number or text may stand here. */
-static bool wants_scalar(const answer *a) {
+/* Whether a number or text may stand here; what adds to a list may only once in its map. */
+static bool wants_scalar(const answer *a, unsigned key) {
+  if ((key == KEY_TOKEN_ID || key == KEY_MM_HASH) && (a->r.block_seen & bit(key)) != 0)
+    return false;
   return a->places[a->depth] == PLACE_HASHES || a->member == MEMBERS_LEN ||
          members[a->member].inside == PLACE_OTHER;
 }
@@ -267,7 +272,10 @@ static void scalar_in_list(answer *a) {
   const unsigned place = a->places[a->depth];
   if (place == PLACE_BLOCKS || place == PLACE_TOKENS || place == PLACE_MM_KEYS)
     a->r.bad |= bit(KEY_BLOCKS);
-  else if (place == PLACE_ANSWER && a->s != NULL)
+  if (place != PLACE_ANSWER)
+    return;
+  a->events++;
+  if (a->s != NULL)
     kvrelay_source_count(a->s, KVRELAY_COUNT_MALFORMED_EVENT, 1);
 }
 
@@ -292,7 +300,7 @@ static int on_number(void *context, const char *text, size_t len) {
   const unsigned key = key_now(a);
   uint64_t v;
   scalar_in_list(a);
-  note(a, key, wants_scalar(a) && integer_of(text, len, &v) && take_integer(a, key, v));
+  note(a, key, wants_scalar(a, key) && integer_of(text, len, &v) && take_integer(a, key, v));
   return a->depth != 0;
 }
 
@@ -300,7 +308,7 @@ static int on_string(void *context, const unsigned char *text, size_t len) {
   answer *a = (answer *)context;
   const unsigned key = key_now(a);
   scalar_in_list(a);
-  note(a, key, wants_scalar(a) && take_text(a, key, (const char *)text, len));
+  note(a, key, wants_scalar(a, key) && take_text(a, key, (const char *)text, len));
   return a->depth != 0;
 }
 
@@ -356,7 +364,7 @@ static void settle(answer *a) {
     ev->type = KVRELAY_ENGINE_UNKNOWN;
   else if (r->data_type == DATA_IGNORED)
     ev->type = KVRELAY_ENGINE_IGNORED;
-  else if (r->bad != 0 || !has(r, list))
+  else if (r->bad != 0 || !has(r, list) || (has(r, KEY_BLOCKS) && has(r, KEY_HASHES)))
     ev->type = KVRELAY_ENGINE_MALFORMED;
   else if (r->too_large)
     ev->type = KVRELAY_ENGINE_TOO_LARGE;
@@ -370,8 +378,10 @@ static void settle(answer *a) {
  */
 static bool is_main(answer *a) {
   kvrelay_polled *p = a->p;
-  if (!has(&a->r, KEY_WINDOW))
-    return true;
+  const int type = a->r.ev.type;
+  if (!has(&a->r, KEY_WINDOW) || last_id_of(a) == NULL || type == KVRELAY_ENGINE_MALFORMED ||
+      type == KVRELAY_ENGINE_UNKNOWN)
+    return true; /* teaches nothing; the source counts it */
   if (a->r.window > p->window_) {
     p->window_ = a->r.window;
     if (p->stored_)
@@ -405,7 +415,7 @@ static void begin_event(answer *a) {
 
 static void end_event(answer *a) {
   const reading *r = &a->r;
-  const uint32_t head = bit(KEY_EVENT_ID) | bit(KEY_RANK);
+  const uint32_t head = bit(KEY_EVENT_ID) | bit(KEY_RANK) | bit(KEY_WINDOW);
   const bool numbered = has(r, KEY_EVENT_ID) && (r->bad & head) == 0;
   a->events++;
   if (a->s == NULL) {
@@ -423,11 +433,11 @@ static void end_event(answer *a) {
   }
   if (!take_number(a))
     return;
+  settle(a);
   if (!is_main(a)) {
     kvrelay_source_count(a->s, KVRELAY_COUNT_NON_MAIN_ATTENTION_GROUP, 1);
     return;
   }
-  settle(a);
   kvrelay_source_count(a->s, KVRELAY_COUNT_ORPHAN, r->orphans);
   if (a->err == KVRELAY_OK)
     a->err = kvrelay_source_event(a->s, true, r->rank, &r->ev, a->now_ns);
@@ -455,8 +465,9 @@ static unsigned place_inside(answer *a, bool list) {
     break;
   }
   const unsigned key = key_now(a);
+  const uint32_t before = a->places[a->depth] == PLACE_BLOCK ? a->r.block_seen : a->r.seen;
   const bool fits = key != KEY_OTHER && members[a->member].inside != PLACE_OTHER &&
-                    members[a->member].list == list;
+                    members[a->member].list == list && (before & bit(key)) == 0;
   note(a, key, fits);
   return fits ? members[a->member].inside : PLACE_OTHER;
 }
@@ -474,8 +485,8 @@ static int begin(answer *a, bool list) {
     a->r.block_seen = 0;
     a->r.block_tokens = 0;
   }
-  if (place == PLACE_TOKEN)
-    a->r.block_seen &= ~bit(KEY_TOKEN_ID);
+  if (place == PLACE_TOKEN || place == PLACE_MM_KEY)
+    a->r.block_seen &= ~(bit(KEY_TOKEN_ID) | bit(KEY_MM_HASH));
   a->member = MEMBERS_LEN;
   return 1;
 }

@@ -16,7 +16,8 @@
  * source sees what it would see of a stream: the first, the next, a lost one, another process.
  *
  * Read by yajl, which hands over numbers as they stand (a block hash is any unsigned 64-bit number)
- * and builds no tree: an answer costs no memory beside its own bytes and that given to init.
+ * and builds no tree: beside the answer's own bytes and the memory given to init it takes a parser
+ * of constant size and room for one text that has escapes.
  */
 #ifndef KVRELAY_POLLED_EVENTS_H
 #define KVRELAY_POLLED_EVENTS_H

@@ -244,6 +244,20 @@ Test(polled_events, odd_events_cost_only_themselves) {
       "{\"data\":{}}",
       "{\"event_id\":\"1\",\"data\":{}}",
       "{\"event_id\":1.5,\"data\":{}}",
+      "{\"event_id\":-2,\"data\":{\"type\":7}}",
+      "{\"event_id\":-1,\"data\":{}}",
+      "{\"event_id\":9223372036854775808,\"data\":{}}",
+      "{\"event_id\":1,\"window_size\":-1,\"data\":{\"type\":\"updated\"}}",
+      "{\"event_id\":1,\"window_size\":9,\"data\":5}",
+      "{\"event_id\":1,\"data\":{\"type\":\"stored\",\"block_hashes\":[99],\"blocks\":[" FIRST
+      "]}}",
+      "{\"event_id\":1,\"data\":{\"type\":\"removed\",\"block_hashes\":[-1],\"blocks\":[]}}",
+      "{\"event_id\":1,\"data\":{\"type\":\"removed\",\"block_hashes\":[-1],\"block_hashes\":[-1]}"
+      "}",
+      "{\"event_id\":1,\"data\":{\"type\":\"stored\",\"blocks\":[{\"block_hash\":4,\"tokens\":[{"
+      "\"token_id\":0,\"token_id\":1}]}]}}",
+      "{\"event_id\":1,\"data\":{\"type\":\"stored\",\"blocks\":[{\"block_hash\":4,\"tokens\":[" T(
+          0) "],\"mm_keys\":[{\"hash\":\"\\u0010123456789abcdef\"}]}]}}",
       "{\"event_id\":1,\"data\":[]}",
       "{\"event_id\":1,\"data\":{\"type\":7}}",
       "{\"event_id\":1,\"data\":{\"type\":\"stored\"}}",
@@ -276,9 +290,31 @@ Test(polled_events, odd_events_cost_only_themselves) {
              odd[i]);
     poll(&p, json);
     cr_assert(holds(&p, CANON_4) && holds(&p, CANON_8), "%s", odd[i]);
+    poll(&p, "[" STORED(3, null, FIRST) "]");
+    cr_assert_eq(counted(p.f, KVRELAY_COUNT_RESTART), 0, "%s", odd[i]);
     cr_assert_eq(counted(p.f, KVRELAY_COUNT_MALFORMED_EVENT), 1, "%s", odd[i]);
     poller_free(&p);
   }
+}
+
+Test(polled_events, an_answer_of_odd_things_alone_is_counted) {
+  poller p = poller_new();
+  poll(&p, "[5,null,[]]");
+  COUNTED(&p, MALFORMED_EVENT, 3);
+  poller_free(&p);
+}
+
+/* What a foreign rank says of windows is not about this pool. */
+Test(polled_events, windows_of_foreign_ranks_teach_nothing) {
+  poller p = poller_new();
+  poll(&p, "[" WINDOW(0, 4096, ONE) "]");
+  poll(&p, "[{\"event_id\":1,\"attention_dp_rank\":9,\"window_size\":8192,\"data\":{\"type\":"
+           "\"created\"}}]");
+  cr_assert(holds(&p, CANON_4));
+  COUNTED(&p, FOREIGN_RANK, 1);
+  poll(&p, "[" WINDOW(2, 4096, ONE) "]");
+  COUNTED(&p, NON_MAIN_ATTENTION_GROUP, 0);
+  poller_free(&p);
 }
 
 Test(polled_events, events_beyond_the_room_are_skipped_whole) {
