@@ -232,57 +232,57 @@ Test(polled_events, adapter_salt_and_images) {
   }
 }
 
+/* each is well-formed JSON and no event that can be read */
+static const char *const odd[] = {
+    "5",
+    "null",
+    "\"x\"",
+    "true",
+    "[]",
+    "{}",
+    "{\"event_id\":1}",
+    "{\"data\":{}}",
+    "{\"event_id\":\"1\",\"data\":{}}",
+    "{\"event_id\":1.5,\"data\":{}}",
+    "{\"event_id\":-2,\"data\":{\"type\":7}}",
+    "{\"event_id\":-1,\"data\":{}}",
+    "{\"event_id\":9223372036854775808,\"data\":{}}",
+    "{\"event_id\":1,\"window_size\":-1,\"data\":{\"type\":\"updated\"}}",
+    "{\"event_id\":1,\"window_size\":9,\"data\":5}",
+    "{\"event_id\":1,\"data\":{\"type\":\"stored\",\"block_hashes\":[99],\"blocks\":[" FIRST "]}}",
+    "{\"event_id\":1,\"data\":{\"type\":\"removed\",\"block_hashes\":[-1],\"blocks\":[]}}",
+    "{\"event_id\":1,\"data\":{\"type\":\"removed\",\"block_hashes\":[-1],\"block_hashes\":[-1]}"
+    "}",
+    "{\"event_id\":1,\"data\":{\"type\":\"stored\",\"blocks\":[{\"block_hash\":4,\"tokens\":[{"
+    "\"token_id\":0,\"token_id\":1}]}]}}",
+    "{\"event_id\":1,\"data\":{\"type\":\"stored\",\"blocks\":[{\"block_hash\":4,\"tokens\":[" T(
+        0) "],\"mm_keys\":[{\"hash\":\"\\u0010123456789abcdef\"}]}]}}",
+    "{\"event_id\":1,\"data\":[]}",
+    "{\"event_id\":1,\"data\":{\"type\":7}}",
+    "{\"event_id\":1,\"data\":{\"type\":\"stored\"}}",
+    "{\"event_id\":1,\"data\":{\"type\":\"stored\",\"blocks\":{}}}",
+    "{\"event_id\":1,\"data\":{\"type\":\"stored\",\"blocks\":[5]}}",
+    "{\"event_id\":1,\"data\":{\"type\":\"stored\",\"blocks\":[{\"block_hash\":4}]}}",
+    "{\"event_id\":1,\"data\":{\"type\":\"stored\",\"blocks\":[{\"block_hash\":4,\"tokens\":[0,1]"
+    "}]}}",
+    "{\"event_id\":1,\"data\":{\"type\":\"stored\",\"blocks\":[{\"block_hash\":4,\"tokens\":[{}]}"
+    "]}}",
+    "{\"event_id\":1,\"data\":{\"type\":\"stored\",\"blocks\":[" BLOCK(4, -1, 1, 2, 3) "]}}",
+    "{\"event_id\":1,\"data\":{\"type\":\"stored\",\"blocks\":[" BLOCK(4, 4294967296, 1, 2,
+                                                                       3) "]}}",
+    "{\"event_id\":1,\"data\":{\"type\":\"stored\",\"blocks\":[" BLOCK(18446744073709551616, 0, 1,
+                                                                       2, 3) "]}}",
+    "{\"event_id\":1,\"data\":{\"type\":\"stored\",\"blocks\":[" BLOCK(-9223372036854775809, 0, 1,
+                                                                       2, 3) "]}}",
+    "{\"event_id\":1,\"data\":{\"type\":\"stored\",\"parent_hash\":\"4\",\"blocks\":[" FIRST "]}}",
+    "{\"event_id\":1,\"data\":{\"type\":\"stored\",\"lora_name\":4,\"blocks\":[" FIRST "]}}",
+    "{\"event_id\":1,\"data\":{\"type\":\"stored\",\"blocks\":[{\"block_hash\":4,\"tokens\":[" T(
+        0) "],\"mm_keys\":[{\"hash\":\"0011\"}]}]}}",
+    "{\"event_id\":1,\"data\":{\"type\":\"removed\",\"block_hashes\":4}}",
+    "{\"event_id\":1,\"data\":{\"type\":\"removed\",\"block_hashes\":[null]}}",
+    "{\"event_id\":1,\"data\":{\"type\":\"removed\",\"block_hashes\":[[-1]]}}"};
+
 Test(polled_events, odd_events_cost_only_themselves) {
-  static const char *const odd[] = {
-      "5",
-      "null",
-      "\"x\"",
-      "true",
-      "[]",
-      "{}",
-      "{\"event_id\":1}",
-      "{\"data\":{}}",
-      "{\"event_id\":\"1\",\"data\":{}}",
-      "{\"event_id\":1.5,\"data\":{}}",
-      "{\"event_id\":-2,\"data\":{\"type\":7}}",
-      "{\"event_id\":-1,\"data\":{}}",
-      "{\"event_id\":9223372036854775808,\"data\":{}}",
-      "{\"event_id\":1,\"window_size\":-1,\"data\":{\"type\":\"updated\"}}",
-      "{\"event_id\":1,\"window_size\":9,\"data\":5}",
-      "{\"event_id\":1,\"data\":{\"type\":\"stored\",\"block_hashes\":[99],\"blocks\":[" FIRST
-      "]}}",
-      "{\"event_id\":1,\"data\":{\"type\":\"removed\",\"block_hashes\":[-1],\"blocks\":[]}}",
-      "{\"event_id\":1,\"data\":{\"type\":\"removed\",\"block_hashes\":[-1],\"block_hashes\":[-1]}"
-      "}",
-      "{\"event_id\":1,\"data\":{\"type\":\"stored\",\"blocks\":[{\"block_hash\":4,\"tokens\":[{"
-      "\"token_id\":0,\"token_id\":1}]}]}}",
-      "{\"event_id\":1,\"data\":{\"type\":\"stored\",\"blocks\":[{\"block_hash\":4,\"tokens\":[" T(
-          0) "],\"mm_keys\":[{\"hash\":\"\\u0010123456789abcdef\"}]}]}}",
-      "{\"event_id\":1,\"data\":[]}",
-      "{\"event_id\":1,\"data\":{\"type\":7}}",
-      "{\"event_id\":1,\"data\":{\"type\":\"stored\"}}",
-      "{\"event_id\":1,\"data\":{\"type\":\"stored\",\"blocks\":{}}}",
-      "{\"event_id\":1,\"data\":{\"type\":\"stored\",\"blocks\":[5]}}",
-      "{\"event_id\":1,\"data\":{\"type\":\"stored\",\"blocks\":[{\"block_hash\":4}]}}",
-      "{\"event_id\":1,\"data\":{\"type\":\"stored\",\"blocks\":[{\"block_hash\":4,\"tokens\":[0,1]"
-      "}]}}",
-      "{\"event_id\":1,\"data\":{\"type\":\"stored\",\"blocks\":[{\"block_hash\":4,\"tokens\":[{}]}"
-      "]}}",
-      "{\"event_id\":1,\"data\":{\"type\":\"stored\",\"blocks\":[" BLOCK(4, -1, 1, 2, 3) "]}}",
-      "{\"event_id\":1,\"data\":{\"type\":\"stored\",\"blocks\":[" BLOCK(4, 4294967296, 1, 2,
-                                                                         3) "]}}",
-      "{\"event_id\":1,\"data\":{\"type\":\"stored\",\"blocks\":[" BLOCK(18446744073709551616, 0, 1,
-                                                                         2, 3) "]}}",
-      "{\"event_id\":1,\"data\":{\"type\":\"stored\",\"blocks\":[" BLOCK(-9223372036854775809, 0, 1,
-                                                                         2, 3) "]}}",
-      "{\"event_id\":1,\"data\":{\"type\":\"stored\",\"parent_hash\":\"4\",\"blocks\":[" FIRST
-      "]}}",
-      "{\"event_id\":1,\"data\":{\"type\":\"stored\",\"lora_name\":4,\"blocks\":[" FIRST "]}}",
-      "{\"event_id\":1,\"data\":{\"type\":\"stored\",\"blocks\":[{\"block_hash\":4,\"tokens\":[" T(
-          0) "],\"mm_keys\":[{\"hash\":\"0011\"}]}]}}",
-      "{\"event_id\":1,\"data\":{\"type\":\"removed\",\"block_hashes\":4}}",
-      "{\"event_id\":1,\"data\":{\"type\":\"removed\",\"block_hashes\":[null]}}",
-      "{\"event_id\":1,\"data\":{\"type\":\"removed\",\"block_hashes\":[[-1]]}}"};
   for (size_t i = 0; i < sizeof odd / sizeof odd[0]; i++) {
     poller p = poller_new();
     char json[2048];
