@@ -85,24 +85,34 @@ def configuration():
     good = pool_yaml([(7, 0, 1, ["type: none"])])
     engine = pool_yaml([(7, 0, 4, ["type: engine", "endpoint: tcp://127.0.0.1:5557"])])
     cases = {
-        "an unknown key": (good.replace("  dc: dc-a", "  dcc: dc-a"), ["relay/dcc", "unknown key", "'dc'", ":3:"]),
-        "an unknown key further down": (good.replace("type: none", "typ: none"), ["endpoints/0/workers/0/events/typ", "'type'"]),
+        "an unknown key": (good.replace("  dc: dc-a", "  dcc: dc-a"), ["relay.dcc", "unknown key", "'dc'", ":3:"]),
+        "an unknown key further down": (good.replace("type: none", "typ: none"), ["endpoints[0].workers[0].events.typ:", "'type'"]),
         "no YAML at all": ("\x00\x01\x02", [":1:"]),
         "an open list": ("version: 1\nrelay: [\n", ["not YAML"]),
         "an empty file": ("", ["empty"]),
         "a key twice": (good.replace("  dc: dc-a", "  dc: dc-a\n  dc: dc-b"), ["stands twice"]),
-        "a number that is none": (good.replace("block_size: 32", "block_size: many"), ["many", "block_size"]),
+        "a number that is none": (good.replace("block_size: 32", "block_size: many"), ["endpoints[0].block_size: must be a whole number, 0 to 4294967295, not 'many'"]),
         "an alias": (good.replace("dc-a", "&x dc-a"), ["anchors"]),
         "a wrong version": (good.replace("version: 1", "version: 2"), ["version", "must be 1"]),
-        "a name with outer blanks": (good.replace("dc-a", "' dc-a'"), ["relay/dc", "white space"]),
-        "a bad address": (good.replace("127.0.0.1:0", "localhost:port"), ["relay/bind", "numeric"]),
-        "an unknown value": (good.replace("type: none", "type: kafka"), ["kafka"]),
-        "a source without a port": (engine.replace(":5557", ""), ["events/endpoint", "tcp://host:port"]),
-        "a source at any port": (engine.replace(":5557", ":*"), ["events/endpoint", "tcp://host:port"]),
-        "a rank beyond the last port": (engine.replace(":5557", ":65533"), ["events/endpoint", "rank 3", "65535"]),
-        "a replay of nothing": (engine.replace("type: engine", "type: engine\n          replay: tcp://10.0.0.1"), ["events/replay", "tcp://host:port"]),
-        "a hold of nothing": (engine.replace("type: engine", "type: engine\n          hold_batches: 0"), ["events/hold_batches", "1 to"]),
-        "a memory of nothing": (engine.replace("type: engine", "type: engine\n          partial_memory: 0"), ["events/partial_memory", "1 to"]),
+        "a name with outer blanks": (good.replace("dc-a", "' dc-a'"), ["relay.dc:", "white space"]),
+        "a bad address": (good.replace("127.0.0.1:0", "localhost:port"), ["relay.bind:", "numeric"]),
+        "an unknown value": (good.replace("type: none", "type: kafka"), ["endpoints[0].workers[0].events.type: must be one of none, engine, trace, not 'kafka'"]),
+        "an unknown value further up": (good.replace("hash_format: standard", "hash_format: Eagle"), ["endpoints[0].hash_format: must be one of standard, eagle, not 'Eagle'"]),
+        "two wrong values": (good.replace("ranks: 1", "ranks: -1").replace("dc: dc-a", "dc: [a]"), ["workers[0].ranks: must be a whole number", "relay.dc: this must be a single value"]),
+        "a number beyond its bits": (good.replace("ranks: 1", "ranks: 4294967296"), ["endpoints[0].workers[0].ranks:", "0 to 4294967295"]),
+        "a worker beyond 64 bits": (good.replace("id: 7", "id: 18446744073709551616"), ["workers[0].id:", "0 to 18446744073709551615"]),
+        "a number with more behind it": (good.replace("ranks: 1", "ranks: 1x"), ["workers[0].ranks:", "'1x'"]),
+        "no number": (good.replace("block_size: 32", "block_size:"), ["block_size:", "not ''"]),
+        "a switch that is neither on nor off": (engine.replace("type: engine", "type: engine\n          bind: off"), ["events.bind: must be true or false, not 'off'"]),
+        "a text with a NUL": (good.replace("model: llama", 'model: "a\\0b"'), ["endpoints[0].model: NUL"]),
+        "a text that is too long": (good.replace("model: llama", "model: " + "m" * 4097), ["endpoints[0].model:", "4096"]),
+        "a role that is none": (good.replace("ranks: 1", "needs: [[decode], [all]]"), ["workers[0].needs:", "legacy, prefill, decode, encode, aggregated"]),
+        "a source without a port": (engine.replace(":5557", ""), ["endpoints[0].workers[0].events.endpoint:", "tcp://host:port"]),
+        "a source at any port": (engine.replace(":5557", ":*"), ["endpoints[0].workers[0].events.endpoint:", "tcp://host:port"]),
+        "a rank beyond the last port": (engine.replace(":5557", ":65533"), ["endpoints[0].workers[0].events.endpoint:", "rank 3", "65535"]),
+        "a replay of nothing": (engine.replace("type: engine", "type: engine\n          replay: tcp://10.0.0.1"), ["endpoints[0].workers[0].events.replay:", "tcp://host:port"]),
+        "a hold of nothing": (engine.replace("type: engine", "type: engine\n          hold_batches: 0"), ["endpoints[0].workers[0].events.hold_batches:", "1 to"]),
+        "a memory of nothing": (engine.replace("type: engine", "type: engine\n          partial_memory: 0"), ["endpoints[0].workers[0].events.partial_memory:", "1 to"]),
         "a list instead of a mapping": ("version: 1\nrelay: [a]\n", ["relay", "mapping"]),
         "a missing key": ("version: 1\nrelay:\n  bind: 127.0.0.1:0\n", ["'dc' is missing"]),
         "nothing but depth": ("[" * 5000, ["nested deeper"]),
@@ -123,7 +133,7 @@ def configuration():
         with open(path, "w", encoding="utf-8") as file:
             file.write(good.replace("ranks: 1", "ranks: 0"))
         done = subprocess.run([os.path.join(BIN, "kvrelayd"), "--check", path], capture_output=True, text=True, timeout=30, check=False)
-        check("a worker without ranks is accepted with a warning", done.returncode == 0 and "warning:" in done.stderr and "/ranks" in done.stderr, done)
+        check("a worker without ranks is accepted with a warning", done.returncode == 0 and "warning:" in done.stderr and "workers[0].ranks:" in done.stderr, done)
         done = subprocess.run([os.path.join(BIN, "kvrelayd"), "--config", path + ".no"], capture_output=True, text=True, timeout=30, check=False)
         check("a missing file ends with 69", done.returncode == 69 and "cannot be read" in done.stderr, done)
         done = subprocess.run([os.path.join(BIN, "kvrelayd"), "--no-such-flag"], capture_output=True, text=True, timeout=30, check=False)

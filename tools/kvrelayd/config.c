@@ -153,43 +153,8 @@ static const cyaml_schema_field_t config_fields[] = {
 static const cyaml_schema_value_t config_schema = {
     CYAML_VALUE_MAPPING(CYAML_FLAG_POINTER, config, config_fields)};
 
-/* ---- libcyaml's own complaints: first message and first place of its backtrace ---- */
-
-typedef struct complaint {
-  char text[256], key[128];
-  size_t line, column;
-} complaint;
-
-static void note_complaint(cyaml_log_t level, void *context, const char *format, va_list args)
-    __attribute__((format(printf, 3, 0)));
-static void note_complaint(cyaml_log_t level, void *context, const char *format, va_list args) {
-  complaint *c = context;
-  char line[512], key[128];
-  size_t row, column;
-  vsnprintf(line, sizeof line, format, args);
-  line[strcspn(line, "\n")] = 0;
-  if (level < CYAML_LOG_ERROR)
-    return;
-  if (sscanf(line, " in mapping field '%127[^']' (line: %zu, column: %zu)", key, &row, &column) ==
-      3) {
-    if (c->line == 0) {
-      snprintf(c->key, sizeof c->key, "%s", key);
-      c->line = row;
-      c->column = column;
-    }
-  } else if (c->text[0] == 0) {
-    snprintf(c->text, sizeof c->text, "%.255s", strncmp(line, "Load: ", 6) == 0 ? line + 6 : line);
-  }
-}
-
-static cyaml_config_t cyaml_settings(complaint *c) {
-  cyaml_config_t settings = {.log_fn = note_complaint,
-                             .log_ctx = c,
-                             .mem_fn = cyaml_mem,
-                             .log_level = CYAML_LOG_ERROR,
-                             .flags = CYAML_CFG_NO_ALIAS};
-  return settings;
-}
+/* Nothing of libcyaml's is printed: what a file can get wrong, yaml_doc_check has found before. */
+static const cyaml_config_t cyaml_settings = {.mem_fn = cyaml_mem, .flags = CYAML_CFG_NO_ALIAS};
 
 /* ---- rules: each reports the place, the key and what would be accepted ---- */
 
@@ -333,6 +298,7 @@ static bool read_need(yaml_doc *doc, yaml_node_t *node, config_need *need) {
 
 static void read_needs(yaml_doc *doc, config_worker *w, const char *path) {
   yaml_node_t *node = yaml_doc_find(doc, path);
+  char words[YAML_DOC_WORDS_CAP];
   if (node == NULL)
     return;
   const size_t count =
@@ -347,9 +313,11 @@ static void read_needs(yaml_doc *doc, config_worker *w, const char *path) {
             &w->needs[w->needs_count]))
       break;
   if (count == 0 || w->needs_count < count)
-    yaml_doc_error(doc, path,
-                   "must be a list of alternatives, each a list of different roles, for example "
-                   "[[decode], [aggregated]]");
+    yaml_doc_error(
+        doc, path,
+        "must be a list of alternatives, each a list of different roles (%s), for example "
+        "[[decode], [aggregated]]",
+        yaml_doc_words(roles, CYAML_ARRAY_LEN(roles), words));
 }
 
 /* Limits of what waits behind a gap. */
@@ -506,8 +474,6 @@ static void check_rules(yaml_doc *doc, config *c) {
 /* ---- loading ---- */
 
 static void free_loaded(config *c) {
-  complaint ignored = {0};
-  cyaml_config_t settings = cyaml_settings(&ignored);
   for (unsigned i = 0; i < c->endpoints_count; i++) {
     config_endpoint *e = &c->endpoints[i];
     for (unsigned j = 0; j < e->semantics_count; j++) {
@@ -523,7 +489,7 @@ static void free_loaded(config *c) {
     free(e->semantics);
     free(e->routing_scope);
   }
-  cyaml_free(&settings, &config_schema, c, 0);
+  cyaml_free(&cyaml_settings, &config_schema, c, 0);
 }
 
 void config_free(config *c) {
@@ -538,11 +504,10 @@ config *config_load(const char *path, FILE *report, int *exit_code) {
   if (*exit_code == 0)
     yaml_doc_check(&doc, &config_schema);
   if (*exit_code == 0 && doc.errors == 0) {
-    complaint what = {0};
-    cyaml_config_t settings = cyaml_settings(&what);
-    if (cyaml_load_data(doc.bytes, doc.len, &settings, &config_schema, (cyaml_data_t **)&c, NULL) !=
-        CYAML_OK)
-      yaml_doc_error_at(&doc, what.line, what.column, what.key, what.text);
+    cyaml_err_t err = cyaml_load_data(doc.bytes, doc.len, &cyaml_settings, &config_schema,
+                                      (cyaml_data_t **)&c, NULL);
+    if (err != CYAML_OK)
+      yaml_doc_error(&doc, "", "cannot be loaded: %s", cyaml_strerror(err));
     else
       check_rules(&doc, c);
   }

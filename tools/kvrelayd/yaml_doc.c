@@ -2,6 +2,7 @@
 #include "yaml_doc.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <limits.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -11,6 +12,19 @@
 #define YAML_DOC_MAX_DEPTH 16
 #define YAML_DOC_MAX_ERRORS 20 /* then nothing new is looked for */
 
+/* "endpoints/0/model" as people write it: endpoints[0].model. */
+static void put_path(FILE *out, const char *path) {
+  for (size_t len; path[0] != 0; path += len) {
+    const bool first = path[0] != '/';
+    path += !first;
+    len = strcspn(path, "/");
+    if (len != 0 && strspn(path, "0123456789") == len)
+      fprintf(out, "[%.*s]", (int)len, path);
+    else
+      fprintf(out, "%s%.*s", first ? "" : ".", (int)len, path);
+  }
+}
+
 static void say(yaml_doc *doc, size_t line, size_t column, const char *path, bool warning,
                 const char *format, va_list args) __attribute__((format(printf, 6, 0)));
 static void say(yaml_doc *doc, size_t line, size_t column, const char *path, bool warning,
@@ -18,8 +32,10 @@ static void say(yaml_doc *doc, size_t line, size_t column, const char *path, boo
   fprintf(doc->report, "%s:%zu:%zu: ", doc->path, line, column);
   if (warning)
     fputs("warning: ", doc->report);
-  if (path[0] != 0)
-    fprintf(doc->report, "%s: ", path);
+  if (path[0] != 0) {
+    put_path(doc->report, path);
+    fputs(": ", doc->report);
+  }
   vfprintf(doc->report, format, args);
   fputc('\n', doc->report);
   if (warning)
@@ -35,12 +51,6 @@ static void say_at(yaml_doc *doc, yaml_mark_t mark, const char *path, const char
   va_start(args, format);
   say(doc, mark.line + 1, mark.column + 1, path, false, format, args);
   va_end(args);
-}
-
-void yaml_doc_error_at(yaml_doc *doc, size_t line, size_t column, const char *key,
-                       const char *text) {
-  yaml_mark_t mark = {0, line == 0 ? 0 : line - 1, column == 0 ? 0 : column - 1};
-  say_at(doc, mark, key, "%s", text);
 }
 
 static int read_bytes(yaml_doc *doc) {
@@ -240,6 +250,63 @@ static void check_mapping(yaml_doc *doc, yaml_node_t *node, const cyaml_schema_f
   }
 }
 
+/* What libcyaml would take, and only that: it reads any other word as true. */
+static const char *const bool_words[] = {"true", "false", "yes", "no"};
+
+/* Up to `size` bytes wide; in the forms of libcyaml, hexadecimal too. */
+static bool number_fits(const char *text, uint64_t size, uint64_t *max) {
+  char *end;
+  *max = size >= 8 ? UINT64_MAX : (UINT64_C(1) << 8 * size) - 1;
+  errno = 0;
+  return text[0] >= '0' && text[0] <= '9' && strtoull(text, &end, 0) <= *max && *end == 0 &&
+         errno == 0;
+}
+
+const char *yaml_doc_words(const cyaml_strval_t *words, size_t len, char out[YAML_DOC_WORDS_CAP]) {
+  size_t at = 0;
+  out[0] = 0;
+  for (size_t i = 0; i < len && at < YAML_DOC_WORDS_CAP; i++)
+    at += (size_t)snprintf(out + at, YAML_DOC_WORDS_CAP - at, "%s%s", i == 0 ? "" : ", ",
+                           words[i].str);
+  return out;
+}
+
+static void check_scalar(yaml_doc *doc, const yaml_node_t *node, const cyaml_schema_value_t *schema,
+                         const char *path) {
+  const char *text = (const char *)node->data.scalar.value;
+  char words[YAML_DOC_WORDS_CAP];
+  uint64_t max;
+  bool found = false;
+  if (strlen(text) != node->data.scalar.length) {
+    say_at(doc, node->start_mark, path, "NUL characters are not accepted");
+    return;
+  }
+  switch (schema->type) {
+  case CYAML_ENUM:
+    for (uint32_t i = 0; i < schema->enumeration.count && !found; i++)
+      found = strcmp(schema->enumeration.strings[i].str, text) == 0;
+    if (!found)
+      say_at(doc, node->start_mark, path, "must be one of %s, not '%.64s'",
+             yaml_doc_words(schema->enumeration.strings, schema->enumeration.count, words), text);
+    break;
+  case CYAML_BOOL:
+    for (size_t i = 0; i < CYAML_ARRAY_LEN(bool_words) && !found; i++)
+      found = strcmp(bool_words[i], text) == 0;
+    if (!found)
+      say_at(doc, node->start_mark, path, "must be true or false, not '%.64s'", text);
+    break;
+  case CYAML_UINT:
+    if (!number_fits(text, schema->data_size, &max))
+      say_at(doc, node->start_mark, path, "must be a whole number, 0 to %" PRIu64 ", not '%.64s'",
+             max, text);
+    break;
+  default:
+    if (node->data.scalar.length > schema->string.max)
+      say_at(doc, node->start_mark, path, "longer than %" PRIu32 " bytes", schema->string.max);
+    break;
+  }
+}
+
 /* Depth is bounded by check_events, so the recursion is. */
 static void check_node(yaml_doc *doc, yaml_node_t *node, const cyaml_schema_value_t *schema,
                        const char *path) {
@@ -260,6 +327,8 @@ static void check_node(yaml_doc *doc, yaml_node_t *node, const cyaml_schema_valu
     check_mapping(doc, node, schema->mapping.fields, path);
   } else if (wanted == YAML_SEQUENCE_NODE) {
     size_t n = (size_t)(node->data.sequence.items.top - node->data.sequence.items.start);
+    if (n > schema->sequence.max)
+      say_at(doc, node->start_mark, path, "more than %" PRIu32 " entries", schema->sequence.max);
     for (size_t i = 0; i < n && doc->errors < YAML_DOC_MAX_ERRORS; i++) {
       char below[512], index[24];
       int len = snprintf(index, sizeof index, "%zu", i);
@@ -267,6 +336,8 @@ static void check_node(yaml_doc *doc, yaml_node_t *node, const cyaml_schema_valu
       check_node(doc, yaml_document_get_node(&doc->document, node->data.sequence.items.start[i]),
                  schema->sequence.entry, below);
     }
+  } else {
+    check_scalar(doc, node, schema, path);
   }
 }
 

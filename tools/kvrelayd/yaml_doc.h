@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* yaml_doc.h - one YAML document with places: finds what libcyaml's messages cannot name by line
- * and column. */
+/* yaml_doc.h - one YAML document with places: finds everything that libcyaml would refuse, and
+ * names it by line, column, path and what would be accepted. */
 #ifndef KVRELAYD_YAML_DOC_H
 #define KVRELAYD_YAML_DOC_H
 
@@ -25,22 +25,23 @@ typedef struct yaml_doc {
 int yaml_doc_read(yaml_doc *doc, const char *path, FILE *report);
 void yaml_doc_free(yaml_doc *doc);
 
-/* Unknown and repeated keys, missing required keys, wrong kinds of value: one error line each, with
- * the nearest known key. */
+/* Unknown and repeated keys, missing required keys, values that are not what the schema reads: one
+ * error line each, with the nearest known key, or the values that are accepted. */
 void yaml_doc_check(yaml_doc *doc, const cyaml_schema_value_t *schema);
+
+#define YAML_DOC_WORDS_CAP 256
+/* "a, b, c" for messages, in `out`, which is returned. */
+const char *yaml_doc_words(const cyaml_strval_t *words, size_t len, char out[YAML_DOC_WORDS_CAP]);
 
 /* The node at a path of keys and indices, "endpoints/0/model"; NULL when there is none. */
 yaml_node_t *yaml_doc_find(const yaml_doc *doc, const char *path);
 const char *yaml_doc_text(const yaml_node_t *node, size_t *len);
 
-/* One line `file:line:column: key: …` for the deepest existing node of `path`; error lines make the
- * file invalid. */
+/* One line `file:line:column: path: …` for the deepest existing node of `path`, which is shown as
+ * endpoints[0].model; error lines make the file invalid. */
 void yaml_doc_error(yaml_doc *doc, const char *path, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 void yaml_doc_warning(yaml_doc *doc, const char *path, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
-/* The same for a place that libcyaml named. */
-void yaml_doc_error_at(yaml_doc *doc, size_t line, size_t column, const char *key,
-                       const char *text);
 
 #endif
