@@ -420,8 +420,8 @@ enum kvrelay_err {
   KVRELAY_ERR_MALFORMED = -104,   /* input breaks its format */
   KVRELAY_ERR_UNSUPPORTED = -105, /* well-formed, but of a kind this code does not know */
   KVRELAY_ERR_LIMIT = -106,       /* a configured bound was reached */
-  KVRELAY_ERR_STATE =
-      -107, /* the call does not fit the object's state, for example a finished call */
+  KVRELAY_ERR_STATE = -107,     /* not in this state: what is asked for is not there yet (a consumer
+                                   without catalog), or is over (a finished call) */
   KVRELAY_ERR_NOT_FOUND = -108, /* no such pool, call or name */
   KVRELAY_ERR_REFUSED = -109,   /* the contract refuses it; a kvrelay_status says why */
   KVRELAY_ERR_EXHAUSTED = -110, /* a 64-bit counter of the contract ran out */
@@ -2048,7 +2048,7 @@ KVRELAY_API const char *kvrelay_strerror(int err) {
   case KVRELAY_ERR_LIMIT:
     return "a configured bound was reached";
   case KVRELAY_ERR_STATE:
-    return "the call does not fit the object's state";
+    return "not in this state: what is asked for is not there yet, or is over";
   case KVRELAY_ERR_NOT_FOUND:
     return "no such pool, call or name";
   case KVRELAY_ERR_REFUSED:

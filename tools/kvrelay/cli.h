@@ -11,8 +11,8 @@
 /* Exit codes. */
 enum {
   EXIT_FINE = 0,
-  EXIT_NO = 1,        /* answered "no": no match, a check failed */
-  EXIT_UNDECIDED = 2, /* no usable replica, unknown */
+  EXIT_NO = 1,        /* a sure "no": no match, no such model, a check failed */
+  EXIT_UNDECIDED = 2, /* neither yes nor no can be said */
   EXIT_USAGE = 64,
   EXIT_UNREACHABLE = 69,
   EXIT_SYSTEM = 71,  /* lack of memory or another resource of this machine */

@@ -91,9 +91,12 @@ static int ask(question *q) {
     return EXIT_NO;
   }
   if (n < 0) {
-    fprintf(stderr, "kvrelay: '%s' %s\n", o->model,
-            n == KVRELAY_ERR_MALFORMED ? "has two meanings in this catalog"
-                                       : kvrelay_strerror((int)n));
+    fprintf(
+        stderr, "kvrelay: '%s' cannot be asked for: %s\n", o->model,
+        n == KVRELAY_ERR_MALFORMED
+            ? "it has two meanings in this catalog; take another name of the model, see kvrelay "
+              "catalog"
+            : kvrelay_strerror((int)n));
     return EXIT_UNDECIDED;
   }
   q->len = (size_t)n < ANSWERS_MAX ? (size_t)n : ANSWERS_MAX;
@@ -229,14 +232,14 @@ static void show_json(const question *q) {
                        "tokens", (json_int_t)q->query.tokens_len, "answers", list));
 }
 
+/* One block anywhere is a yes; a no needs the answer of every pool. */
 static int verdict(const question *q) {
-  bool known = false;
+  bool known = q->len != 0;
   for (size_t i = 0; i < q->len; i++) {
-    if (q->answers[i].state != KVRELAY_ANSWER_KNOWN)
-      continue;
-    known = true;
-    if (q->answers[i].depth_blocks != 0)
+    const kvrelay_answer *a = &q->answers[i];
+    if (a->state == KVRELAY_ANSWER_KNOWN && a->depth_blocks != 0)
       return EXIT_FINE;
+    known = known && a->state == KVRELAY_ANSWER_KNOWN;
   }
   return known ? EXIT_NO : EXIT_UNDECIDED;
 }

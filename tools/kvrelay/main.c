@@ -39,10 +39,16 @@ static const char usage[] =
     "at\n"
     "a time, reads the snapshot of the smallest pool a few times, and never fills a limit.\n"
     "\n"
-    "Exit codes: 0 fine, 1 answered \"no\" (no match, a scenario failed), 2 cannot be decided (no\n"
-    "usable replica), 64 usage, 69 unreachable, 71 lack of memory or another resource here, 76 "
-    "the\n"
-    "other side speaks another contract.\n";
+    "Exit codes: 0 yes, 1 no, 2 cannot be decided, 64 wrong usage, 69 nobody answers, 71 lack of "
+    "memory or\n"
+    "another resource here, 76 the other side speaks another contract.\n"
+    "query: 0 when a pool holds the prompt's first block, or more; 1 when none does, the prompt is "
+    "shorter\n"
+    "than a block, or no pool serves the model; 2 when a pool has not answered and no other holds "
+    "a "
+    "block,\n"
+    "when no pool of the model can be used, and when its name has two meanings.\n"
+    "conform: 1 when a scenario failed.\n";
 
 static const struct command {
   const char *name;

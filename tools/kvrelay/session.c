@@ -84,8 +84,8 @@ int session_turn(session *s) {
   }
   if (session_now(s) < s->give_up_ns)
     return EXIT_FINE;
-  fprintf(stderr, "kvrelay: %s: no answer within %g s%s%s\n", s->o->target, s->o->timeout_s,
-          s->failure[0] != 0 ? ": " : "", s->failure);
+  fprintf(stderr, "kvrelay: %s: no whole answer within %g s%s%s; --timeout waits longer\n",
+          s->o->target, s->o->timeout_s, s->failure[0] != 0 ? ": " : "", s->failure);
   return s->connected ? EXIT_UNDECIDED : EXIT_UNREACHABLE;
 }
 
