@@ -25,7 +25,7 @@ typedef struct options {
   const char *tokens_file; /* "-" = standard input */
   const char *token_ids;   /* "1,2,10-20" */
   const char *pool; /* watch, conform: namespace/component/endpoint, or the pool's identity */
-  double timeout_s; /* for a first answer; conform: for each scenario */
+  double timeout_s; /* for a first answer; conform: for each try of a scenario */
   uint64_t count;   /* watch, catalog --watch: stop after this many, 0 = never */
   bool json, watch;
   const char *subscriber_id;
