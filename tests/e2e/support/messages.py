@@ -34,9 +34,9 @@ def pool(endpoint="c", hash_format=1, block_size=4, aliases=(), buckets=BUCKETS,
     )
 
 
-def catalog(*pools, marker=MARKER):
+def catalog(*pools, marker=MARKER, revision=1):
     snapshot = pb.KvPoolCatalogSnapshot(pools=pools)
-    update = pb.KvPoolCatalogUpdate(protocol_version=1, relay=RELAY, revision=1, snapshot=snapshot, contract_marker=marker)
+    update = pb.KvPoolCatalogUpdate(protocol_version=1, relay=RELAY, revision=revision, snapshot=snapshot, contract_marker=marker)
     return update.SerializeToString()
 
 
