@@ -4,7 +4,7 @@
 #include <string.h>
 #include <yajl/yajl_parse.h>
 
-/* More than any gap of a stream: what comes behind it is another process's (events 3.2). */
+/* More than any gap of a stream: what comes behind it is another process's. */
 #define ANOTHER_PROCESS (UINT64_C(1) << 33)
 
 /* The value that is open, by its place in an answer. */

@@ -146,7 +146,7 @@ typedef struct sim_load {
 } sim_load;
 
 /* What a producer had published at one sequence.  Of one sequence there are several while no hub
- * moves it (contract 11.1): one that a consumer knows by a stream that is over, before it has heard
+ * moves it: one that a consumer knows by a stream that is over, before it has heard
  * of the end, and one in the first snapshot of the next hub. */
 typedef struct sim_published {
   uint64_t sequence;
