@@ -356,7 +356,7 @@ void sim_planes_calm(sim *s, uint32_t r);
 void sim_planes_step(sim *s, uint32_t r, uint32_t i);
 /* Writes down the load of a window that has closed, and what a revision stands for. */
 void sim_planes_note(sim *s, uint32_t r);
-/* What contract 13.1 says of a pool's model. */
+/* What a relay has to say of a pool's model. */
 sim_ready sim_planes_judge(const sim_pool *p);
 bool sim_planes_same(const sim_ready *a, const sim_ready *b);
 /* The endpoint that a site is. */
