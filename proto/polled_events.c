@@ -510,6 +510,8 @@ static int on_end(void *context) {
   a->member = MEMBERS_LEN;
   if (place == PLACE_TOKEN && (a->r.block_seen & bit(KEY_TOKEN_ID)) == 0)
     a->r.bad |= bit(KEY_TOKENS);
+  if (place == PLACE_MM_KEY && (a->r.block_seen & bit(KEY_MM_HASH)) == 0)
+    a->r.bad |= bit(KEY_MM_KEYS); /* without its image it would be the block of a text */
   if (place == PLACE_BLOCK)
     end_block(a);
   if (place == PLACE_EVENT)

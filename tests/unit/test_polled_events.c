@@ -309,6 +309,8 @@ static const char *const odd[] = {
     "{\"event_id\":1,\"data\":{\"type\":\"stored\",\"lora_name\":4,\"blocks\":[" FIRST "]}}",
     "{\"event_id\":1,\"data\":{\"type\":\"stored\",\"blocks\":[{\"block_hash\":4,\"tokens\":[" T(
         0) "],\"mm_keys\":[{\"hash\":\"0011\"}]}]}}",
+    "{\"event_id\":1,\"data\":{\"type\":\"stored\",\"blocks\":[{\"block_hash\":4,\"tokens\":[" T(
+        0) "," T(1) "," T(2) "," T(3) "],\"mm_keys\":[{\"type\":\"mm_key\",\"hash\":null}]}]}}",
     "{\"event_id\":1,\"data\":{\"type\":\"removed\",\"block_hashes\":4}}",
     "{\"event_id\":1,\"data\":{\"type\":\"removed\",\"block_hashes\":[null]}}",
     "{\"event_id\":1,\"data\":{\"type\":\"removed\",\"block_hashes\":[[-1]]}}"};
