@@ -56,8 +56,7 @@
  * router events
  * private struct layouts
  *
- * What both sides of dynamo.kvrelay.v1 have to keep is said at the functions that keep it;
- * "WIRE.md, NAME" is a section of proto/WIRE.md, which has what goes over the wire.
+ * Sections of the contract are those of dynamo.kvrelay.v1 as proto/WIRE.md sums it up.
  */
 
 /* ==== conventions and trust ==== */
@@ -143,7 +142,7 @@ extern "C" {
 #define KVRELAY_TIME_NONE UINT64_MAX
 #define KVRELAY_DIGEST_LEN 16
 #define KVRELAY_SUBSCRIBER_ID_MAX 128 /* bytes */
-/* What readers take; more is not supported (WIRE.md, Reading). */
+/* What readers take; more is not supported (contract section 4). */
 #define KVRELAY_TEXT_MAX 4096    /* bytes of a text */
 #define KVRELAY_ALIASES_MAX 1024 /* of one registration */
 #define KVRELAY_PARTS_MAX 4096   /* registrations of a pool, members or adapters of an entry */
@@ -421,8 +420,8 @@ enum kvrelay_err {
   KVRELAY_ERR_MALFORMED = -104,   /* input breaks its format */
   KVRELAY_ERR_UNSUPPORTED = -105, /* well-formed, but of a kind this code does not know */
   KVRELAY_ERR_LIMIT = -106,       /* a configured bound was reached */
-  KVRELAY_ERR_STATE = -107,     /* not in this state: what is asked for is not there yet (a consumer
-                                   without catalog), or is over (a finished call) */
+  KVRELAY_ERR_STATE =
+      -107, /* the call does not fit the object's state, for example a finished call */
   KVRELAY_ERR_NOT_FOUND = -108, /* no such pool, call or name */
   KVRELAY_ERR_REFUSED = -109,   /* the contract refuses it; a kvrelay_status says why */
   KVRELAY_ERR_EXHAUSTED = -110, /* a 64-bit counter of the contract ran out */
@@ -437,7 +436,7 @@ typedef struct kvrelay_status {
   char text[KVRELAY_STATUS_TEXT_CAP]; /* for people, terminated, UTF-8 */
 } kvrelay_status;
 
-/* What a validator found. */
+/* What a validator found (contract section 7). */
 enum kvrelay_class {
   KVRELAY_CLASS_OK = 0,
   KVRELAY_CLASS_INVALID,
@@ -491,7 +490,7 @@ KVRELAY_API const char *kvrelay_strerror(int err);
 KVRELAY_API const char *kvrelay_reason_name(int32_t reason);
 /* Number of a reason name; KVRELAY_REASON_NONE for an unknown name and for …_UNSPECIFIED. */
 KVRELAY_API int32_t kvrelay_reason_from_name(const uint8_t *name, size_t len);
-/* The gRPC status that goes with a reason. */
+/* The gRPC status that goes with a reason (contract section 9). */
 KVRELAY_API int32_t kvrelay_reason_status(int32_t reason);
 /* "NOT_FOUND" …; "UNKNOWN" for a number outside the enum. */
 KVRELAY_API const char *kvrelay_grpc_status_name(int32_t status);
@@ -508,7 +507,7 @@ static inline bool kvrelay_text_equal(kvrelay_text a, kvrelay_text b) {
   return a.len == b.len && (a.len == 0 || KVRELAY_MEMCMP(a.ptr, b.ptr, a.len) == 0);
 }
 
-/* ==== API: identity ==== */
+/* ==== API: identity (contract section 6) ==== */
 
 typedef struct kvrelay_map_entry {
   kvrelay_text key;   /* 1 .. 128 bytes of UTF-8 */
@@ -532,15 +531,15 @@ KVRELAY_API KVRELAY_MUST_USE int kvrelay_scope_digest(const kvrelay_endpoint *en
 /* Data centre id of a name; KVRELAY_ERR_ARG when the name is empty or has outer white space. */
 KVRELAY_API KVRELAY_MUST_USE int kvrelay_dc_id(kvrelay_text name, uint64_t *out);
 
-/* ==== API: validation ==== */
+/* ==== API: validation (contract sections 5, 7, 8) ==== */
 
-/* Every name is like this: not empty, UTF-8, no White_Space at either end. */
+/* Text rule of contract 7.2: not empty, UTF-8, no White_Space at either end. */
 KVRELAY_API bool kvrelay_text_valid(kvrelay_text text);
 KVRELAY_API bool kvrelay_utf8_valid(const uint8_t *ptr, size_t len);
 /* 1 .. 128 bytes, UTF-8, no control character. */
 KVRELAY_API bool kvrelay_subscriber_id_valid(kvrelay_text id);
 
-/* Each validator is one straight list in the order of WIRE.md, Checks; the first failure wins. */
+/* Each validator is one straight list in the order of contract 7.3; the first failure wins. */
 KVRELAY_API kvrelay_verdict kvrelay_check_envelope(const kvrelay_envelope *m);
 KVRELAY_API kvrelay_verdict kvrelay_check_pool_id(const kvrelay_pool_id *m);
 KVRELAY_API kvrelay_verdict kvrelay_check_ckf_format(const kvrelay_ckf_format *m);
@@ -551,7 +550,7 @@ KVRELAY_API kvrelay_verdict kvrelay_check_semantics(const kvrelay_semantics *m);
 KVRELAY_API kvrelay_verdict kvrelay_check_descriptor(const kvrelay_descriptor *m);
 KVRELAY_API kvrelay_verdict kvrelay_check_topology_entry(const kvrelay_topology_entry *m);
 
-/* All 13 values that name one producer, compared.  Both must have passed kvrelay_check_producer. */
+/* The 13 values of contract 8.  Both must have passed kvrelay_check_producer. */
 KVRELAY_API bool kvrelay_producer_equal(const kvrelay_producer *a, const kvrelay_producer *b);
 KVRELAY_API bool kvrelay_pool_id_equal(const kvrelay_pool_id *a, const kvrelay_pool_id *b);
 /* Order of a catalog; negative, 0, positive. */
@@ -560,7 +559,7 @@ KVRELAY_API int kvrelay_pool_id_compare(const kvrelay_pool_id *a, const kvrelay_
 #define KVRELAY_POOL_NAME_CAP 83
 KVRELAY_API void kvrelay_pool_id_format(const kvrelay_pool_id *id, char out[KVRELAY_POOL_NAME_CAP]);
 
-/* ==== API: framing ==== */
+/* ==== API: framing (grpc sections 2.1 and 8 to 11) ==== */
 /*
  * Where messages begin and end in a stream of bytes: behind the prefix of gRPC, or in the frames of
  * the raw transport.  A framer takes bytes cut anywhere and lends back what is in them; it holds at
@@ -697,36 +696,34 @@ KVRELAY_API KVRELAY_MUST_USE int kvrelay_raw_preface_get(const uint8_t *bytes, s
                                                          bool from_client,
                                                          kvrelay_raw_preface *out);
 
-/* ==== API: relay ==== */
+/* ==== API: relay (contract sections 10, 11) ==== */
 
-/* In brackets what kvrelay_relay_config_default sets. */
 typedef struct kvrelay_relay_config {
-  kvrelay_relay_identity identity;  /* random, anew at each start */
-  uint32_t max_pools;               /* pools at once, 1 .. 65 536 (65 536) */
-  uint32_t max_info_calls;          /* GetRelayInfo calls at once, ≥ 1 (1 024); no limit of the
-                                       contract, only of memory */
-  uint32_t max_catalog_subscribers; /* open catalog streams, ≥ 1 (64) */
-  uint32_t max_readiness_subscribers, max_load_subscribers; /* the same, ≥ 1 each (64) */
-  uint32_t max_members; /* endpoints in the topology, with or without pool, 0 .. 65 536 (65 536) */
-  uint32_t max_pool_streams;         /* open filter streams of all pools, ≥ 1 (64) */
-  uint32_t max_subscribers_per_pool; /* ≥ 1 (64) */
-  uint32_t max_hubs;                 /* initialised hubs, ≥ 1 (64) */
-  uint32_t queue_frames;             /* deltas that may wait for one subscriber, ≥ 1 (16) */
-  size_t queue_bytes; /* their bytes, payload + 256 each; ≥ 4 194 624 (16 MiB); reserved once per
-                         pool, less for small filters */
-  uint32_t encoding_concurrency;   /* snapshots being sent at once, ≥ 1 (2); each reserves 8 bytes
-                                      per bucket */
-  uint64_t max_bucket_count;       /* largest filter a pool may have, power of two, 2 .. 2^24
-                                      (2^19) */
-  uint32_t chunk_buckets;          /* buckets per snapshot frame, 64 .. 524 288 (262 144) */
-  uint32_t publication_threshold;  /* counted events after which a delta is cut, ≥ 1 (16) */
-  uint64_t publication_delay_ns;   /* or this long after the first pending one, ≥ 1 (1 ms) */
-  uint64_t heartbeat_ns;           /* silence on a filter stream, ≥ 1 (10 s) */
-  uint64_t snapshot_progress_ns;   /* one chunk waiting to be taken, ≥ 1 (60 s) */
-  uint64_t readiness_heartbeat_ns; /* repetition of the readiness image, ≥ 1 (10 s) */
-  uint64_t load_window_ns;         /* load window, whole milliseconds, ≥ 1 ms (1 s) */
-  uint32_t load_windows; /* kept for slow load readers, 1 .. 65 536 (16), rounded up to a power of
-                            two; 24 bytes each in every pool's memory */
+  kvrelay_relay_identity identity;
+  uint32_t max_pools;      /* pools at once, 1 .. 65 536 */
+  uint32_t max_info_calls; /* GetRelayInfo calls at once, ≥ 1; no limit of the contract, only of
+                              memory */
+  uint32_t max_catalog_subscribers;                         /* open catalog streams, ≥ 1 */
+  uint32_t max_readiness_subscribers, max_load_subscribers; /* the same, ≥ 1 each */
+  uint32_t max_members;      /* endpoints in the topology, with or without pool, 0 .. 65 536 */
+  uint32_t max_pool_streams; /* open filter streams of all pools, ≥ 1 */
+  uint32_t max_subscribers_per_pool; /* ≥ 1 */
+  uint32_t max_hubs;                 /* initialised hubs, ≥ 1 */
+  uint32_t queue_frames;             /* deltas that may wait for one subscriber, ≥ 1 */
+  size_t queue_bytes; /* their bytes, payload + 256 each; ≥ 4 194 624; reserved once per pool, less
+                         for small filters */
+  uint32_t encoding_concurrency;   /* snapshots being sent at once, ≥ 1; each reserves 8 bytes per
+                                      bucket */
+  uint64_t max_bucket_count;       /* largest filter a pool may have, power of two, 2 .. 2^24 */
+  uint32_t chunk_buckets;          /* buckets per snapshot frame, 64 .. 524 288 */
+  uint32_t publication_threshold;  /* counted events after which a delta is cut, ≥ 1 */
+  uint64_t publication_delay_ns;   /* or this long after the first pending one, ≥ 1 */
+  uint64_t heartbeat_ns;           /* silence on a filter stream, ≥ 1 */
+  uint64_t snapshot_progress_ns;   /* one chunk waiting to be taken, ≥ 1 */
+  uint64_t readiness_heartbeat_ns; /* repetition of the readiness image, ≥ 1 */
+  uint64_t load_window_ns;         /* load window, whole milliseconds, ≥ 1 ms */
+  uint32_t load_windows; /* kept for slow load readers, 1 .. 65 536, rounded up to a power of two;
+                            24 bytes each in every pool's memory */
 } kvrelay_relay_config;
 
 typedef struct kvrelay_pool
@@ -761,23 +758,10 @@ typedef struct kvrelay_outgoing {
   kvrelay_status end; /* with KVRELAY_PULL_END */
 } kvrelay_outgoing;
 
-/* The numbers in brackets above; `identity` is zero and must be set. */
+/* The contract's defaults (10.1); identity is zero and must be set. */
 KVRELAY_API kvrelay_relay_config kvrelay_relay_config_default(void);
-/*
- * Bytes that init needs, 58 MB with the defaults: 50 MB for as many pools and endpoints as the
- * contract allows, 8 bytes per bucket of the largest filter for each snapshot being sent.  Pools
- * take memory of their own.  0 = a value is outside its range, or more than the machine addresses:
- * mend the configuration.
- */
+/* Bytes that init needs; 0 = the configuration is impossible. */
 KVRELAY_API size_t kvrelay_relay_mem_size(const kvrelay_relay_config *cfg);
-/*
- * An empty relay: no pool, revision 0.  `mem` may start anywhere and need not be zeroed; it stays
- * the caller's, must outlive the relay, and is all there is to be freed.  `cfg` is copied. `now_ns`
- * begins the first load window.  On an error nothing was touched:
- * KVRELAY_ERR_ARG (mem_size is 0, or `mem` NULL), KVRELAY_ERR_NOSPACE (`mem_len` below mem_size),
- * KVRELAY_ERR_ABI (this unit and the implementation were compiled with different configurations:
- * compile both alike).
- */
 KVRELAY_API KVRELAY_MUST_USE int kvrelay_relay_init_abi(kvrelay_relay *relay, size_t relay_size,
                                                         const kvrelay_relay_config *cfg, void *mem,
                                                         size_t mem_len, uint64_t now_ns);
@@ -786,7 +770,7 @@ KVRELAY_API KVRELAY_MUST_USE int kvrelay_relay_init_abi(kvrelay_relay *relay, si
 
 /*
  * Bytes kvrelay_relay_pool_add needs for this descriptor: its copy with all texts and the queue of
- * encoded deltas. 0 = the descriptor is not fit for publication (see pool_add), whatever its
+ * encoded deltas. 0 = the descriptor is not fit for publication (contract 12.4, 7.3), whatever its
  * names are to each other.
  */
 KVRELAY_API size_t kvrelay_relay_pool_mem_size(const kvrelay_relay *relay,
@@ -797,7 +781,7 @@ KVRELAY_API size_t kvrelay_relay_pool_mem_size(const kvrelay_relay *relay,
  * the next number of its counter), its ckf_format from `state`.  `state` and `mem` stay the
  * caller's and must outlive the pool.  KVRELAY_OK; KVRELAY_ERR_ARG (descriptor not fit, an id or
  * alias repeated), KVRELAY_ERR_LIMIT (max_pools, max_bucket_count), KVRELAY_ERR_STATE (pool id or
- * endpoint already published, or shutting down), KVRELAY_ERR_NOSPACE,
+ * endpoint already published: contract 12.3; shutting down), KVRELAY_ERR_NOSPACE,
  * KVRELAY_ERR_EXHAUSTED.
  */
 KVRELAY_API KVRELAY_MUST_USE int kvrelay_relay_pool_add(kvrelay_relay *relay,
@@ -853,7 +837,7 @@ KVRELAY_API size_t kvrelay_pool_ranks_mem_size(const kvrelay_rank_range *ranges,
 /*
  * Declares whose load the pool's is; a new pool has no ranks.  Ranks that were declared before with
  * the same capacity keep what was reported of them.  `mem` stays the caller's and must outlive the
- * pool or the next call, which gives it back.  KVRELAY_OK; KVRELAY_ERR_ARG (a worker twice),
+ * pool or the next call, which gives it back.  KVRELAY_OK; KVRELAY_ERR_ARG (a rank twice),
  * KVRELAY_ERR_NOSPACE.
  */
 KVRELAY_API KVRELAY_MUST_USE int kvrelay_pool_set_ranks(kvrelay_pool *pool,
@@ -872,7 +856,7 @@ KVRELAY_API int kvrelay_pool_reports_lost(kvrelay_pool *pool, uint64_t worker);
 /* ---- calls ---- */
 
 /*
- * Admission of one request (WIRE.md, Admission).  KVRELAY_OK: `*call` is open; pull from it at
+ * Admission of one request (contract 10.2 to 10.7).  KVRELAY_OK: `*call` is open; pull from it at
  * once and until it says NONE, since kvrelay_relay_ready_next names only calls that have said so.
  * For SUBSCRIBE_POOL it may first wait for a snapshot permit.  KVRELAY_ERR_REFUSED: `status` says
  * why, nothing is open.  Serving load is answered UNIMPLEMENTED.
@@ -891,7 +875,7 @@ KVRELAY_API KVRELAY_MUST_USE int kvrelay_relay_call_open(kvrelay_relay *relay,
 KVRELAY_API KVRELAY_MUST_USE int kvrelay_relay_call_pull(kvrelay_relay *relay, uint64_t call,
                                                          uint64_t wall_us, uint64_t now_ns,
                                                          kvrelay_outgoing *out);
-/* True once the call passed admission for good, its first snapshot cut: response headers may go
+/* True once the call passed admission for good (contract 10.5 step 14): response headers may go
  * out. */
 KVRELAY_API bool kvrelay_relay_call_admitted(const kvrelay_relay *relay, uint64_t call);
 /* The stream went away, for whatever reason; its permits return.  Unknown calls are ignored. */
@@ -909,7 +893,7 @@ KVRELAY_API kvrelay_relay_stats kvrelay_relay_stats_get(const kvrelay_relay *rel
 /* Verifies all invariants; 0, or the line that failed.  For tests. */
 KVRELAY_API int kvrelay_relay_check_(const kvrelay_relay *relay);
 
-/* ==== API: consumer ==== */
+/* ==== API: consumer (contract section 15) ==== */
 
 typedef struct kvrelay_consumer_config {
   kvrelay_text subscriber_id; /* 1 .. 128 bytes, copied at init ("kvrelay") */
@@ -1077,23 +1061,8 @@ typedef struct kvrelay_answer {
   kvrelay_serving_view serving; /* of what was asked for */
 } kvrelay_answer;
 
-/* The values in brackets above. */
 KVRELAY_API kvrelay_consumer_config kvrelay_consumer_config_default(void);
-/*
- * Bytes that init needs, 10 MB with the defaults: two catalogs, one readiness image, and half a
- * kilobyte per pool.  Replicas take memory of their own, when KVRELAY_ACTION_REPLICA_NEED asks for
- * it. 0 = the configuration is impossible: `max_pools` or a subscriber id out of range, no room for
- * texts, backoff_first_ns 0 or above backoff_max_ns, or more than the machine addresses.
- */
 KVRELAY_API size_t kvrelay_consumer_mem_size(const kvrelay_consumer_config *cfg);
-/*
- * A consumer without connection, that wants nothing until kvrelay_consumer_connected.  `mem` may
- * start anywhere and need not be zeroed; it stays the caller's, must outlive the consumer, and is
- * all there is to be freed, beside the replicas given.  `cfg` is copied with its subscriber id.  On
- * an error nothing was touched: KVRELAY_ERR_ARG (mem_size is 0), KVRELAY_ERR_NOSPACE (`mem` NULL,
- * or `mem_len` below mem_size), KVRELAY_ERR_ABI (this unit and the implementation were compiled
- * with different configurations: compile both alike).
- */
 KVRELAY_API KVRELAY_MUST_USE int kvrelay_consumer_init_abi(kvrelay_consumer *c, size_t c_size,
                                                            const kvrelay_consumer_config *cfg,
                                                            void *mem, size_t mem_len,
@@ -1203,7 +1172,7 @@ KVRELAY_API ptrdiff_t kvrelay_consumers_query(const kvrelay_consumer *const *con
                                               uint64_t *scratch, size_t scratch_len,
                                               uint64_t now_ns);
 
-/* ==== API: topology ==== */
+/* ==== API: topology (contract sections 12, 13) ==== */
 /*
  * From what workers say of themselves (their cards) to what a relay publishes of it: which pools
  * may exist, under which names, and which models are ready.  Pure functions over everything the
@@ -1263,7 +1232,7 @@ typedef struct kvrelay_card {
   kvrelay_semantics semantics;
 } kvrelay_card;
 
-/* Bits: conflicts of an endpoint. */
+/* Bits: conflicts of an endpoint (contract 12.1). */
 enum kvrelay_conflict {
   KVRELAY_CONFLICT_POOL = 1,    /* no pool; still in the topology, without link */
   KVRELAY_CONFLICT_BINDING = 2, /* some registration is left out */
@@ -1273,10 +1242,10 @@ enum kvrelay_conflict {
 /* What the cards of one endpoint come to. */
 typedef struct kvrelay_endpoint_state {
   kvrelay_endpoint endpoint;
-  uint32_t conflicts; /* bits of enum kvrelay_conflict */
-  const char *why;    /* one of them, static text for people; "" without any */
-  bool fit; /* a pool may exist: a registration is left, no conflict forbids it, and no other
-               endpoint has this identity */
+  uint32_t conflicts;    /* bits of enum kvrelay_conflict */
+  const char *why;       /* one of them, static text for people; "" without any */
+  bool fit;              /* a pool may exist: the first condition of contract 12.2, and no other
+                            pool of this identity */
   kvrelay_domain domain; /* of its first base card */
   kvrelay_semantics semantics;
   const kvrelay_registration *registrations; /* merged, in the catalog's order */
@@ -1304,7 +1273,7 @@ KVRELAY_API KVRELAY_MUST_USE int kvrelay_topology_derive(const kvrelay_card *car
                                                          size_t cards_len, void *mem,
                                                          size_t mem_len, kvrelay_topology *out);
 
-/* Base workers of one endpoint with the same role, model type and needs. */
+/* Base workers of one endpoint with the same role, model type and needs (contract 13.1). */
 typedef struct kvrelay_unit {
   int32_t role;  /* enum kvrelay_role; LEGACY = without */
   bool known;    /* false: nobody knows who of its endpoint is alive, and none counts as live */
@@ -1319,13 +1288,13 @@ typedef struct kvrelay_readiness {
   uint32_t duplicates;       /* the same; all of them, on the wire only PREFILL and DECODE */
   bool legacy_fallback_active;
 } kvrelay_readiness;
-/* Evaluates the units of one model, or of one adapter. */
+/* Evaluates the units of one model, or of one adapter (contract 13.1, 13.3). */
 KVRELAY_API kvrelay_readiness kvrelay_readiness_judge(const kvrelay_unit *units, size_t units_len);
 /* The roles of a mask (bits 1u << role) in enum order, static; bits outside the enum are left out.
  */
 KVRELAY_API kvrelay_roles kvrelay_roles_of(uint32_t mask);
 
-/* ==== API: source ==== */
+/* ==== API: source (events sections 3, 4, 7, 8, 9) ==== */
 
 /* One decoded engine event, as read: nothing filtered, nothing hashed.  Everything is lent until
  * the next event is decoded. */
@@ -1385,7 +1354,7 @@ typedef struct kvrelay_engine_event {
   size_t mm_infos_blocks;
 } kvrelay_engine_event;
 
-/* Every thing that was dropped, repaired or odd has one of these reasons. */
+/* Every thing that was dropped, repaired or odd has one of these reasons (events section 12). */
 /* clang-format off */
 #define KVRELAY_COUNT_LIST(X)                                                 \
   X(FRAMES, "frames")                                                         \
@@ -1525,7 +1494,7 @@ KVRELAY_API KVRELAY_MUST_USE int kvrelay_source_init_abi(kvrelay_source *s, size
 #define kvrelay_source_init(S, CFG, STATE, MEM, MEM_LEN, NOW_NS)                                   \
   kvrelay_source_init_abi((S), sizeof(kvrelay_source), (CFG), (STATE), (MEM), (MEM_LEN), (NOW_NS))
 /*
- * A live batch arrived; `payload` NULL: it was too large to be taken.  The payload
+ * A live batch arrived (events 3.2); `payload` NULL: it was too large to be taken.  The payload
  * stays until kvrelay_source_next is done; what waits longer is copied.  KVRELAY_ERR_STATE: batches
  * that are due have not been taken yet; nothing changed.
  */
@@ -1538,7 +1507,7 @@ KVRELAY_API KVRELAY_MUST_USE int kvrelay_source_reply(kvrelay_source *s, uint64_
                                                       const uint8_t *payload, size_t len,
                                                       uint64_t now_ns);
 /* The live connection stands or broke.  When it stands again, another process may be behind it, and
- * the source finds that out by the sequence.  As kvrelay_source_live. */
+ * the source finds that out (events 3.4).  As kvrelay_source_live. */
 KVRELAY_API KVRELAY_MUST_USE int kvrelay_source_connection(kvrelay_source *s, bool connected,
                                                            uint64_t now_ns);
 /* Time has passed: ends an answer that stays away, begins a recovery, notices silence.  As
@@ -1570,7 +1539,7 @@ KVRELAY_API void kvrelay_source_count(kvrelay_source *s, int count, uint64_t n);
 /* False = partial: blocks of this rank may exist that the relay does not know; also for a foreign
  * rank. */
 KVRELAY_API bool kvrelay_source_complete(const kvrelay_source *s, uint32_t rank);
-/* Engine hashes with more than one physical copy; a scan of all mappings.  Many of
+/* Engine hashes with more than one physical copy (events 9.1); a scan of all mappings.  Many of
  * them on an engine that announces reused blocks again call for `deduplicated`. */
 KVRELAY_API uint64_t kvrelay_source_copied(const kvrelay_source *s);
 /* Forgets everything this source brought, all ranks that it named (source removed, disconnected too
@@ -1580,7 +1549,7 @@ KVRELAY_API const kvrelay_source_stats *kvrelay_source_stats_get(const kvrelay_s
 /* "orphan" …; NULL when out of range. */
 KVRELAY_API const char *kvrelay_count_name(int count);
 
-/* ==== API: router events ==== */
+/* ==== API: router events (events section 11) ==== */
 
 /* What the worker of a Dynamo deployment publishes for routers: local hashes are there already,
  * each block is reported once. */
@@ -2079,7 +2048,7 @@ KVRELAY_API const char *kvrelay_strerror(int err) {
   case KVRELAY_ERR_LIMIT:
     return "a configured bound was reached";
   case KVRELAY_ERR_STATE:
-    return "not in this state: what is asked for is not there yet, or is over";
+    return "the call does not fit the object's state";
   case KVRELAY_ERR_NOT_FOUND:
     return "no such pool, call or name";
   case KVRELAY_ERR_REFUSED:
@@ -3149,7 +3118,7 @@ int kvrelay_raw_preface_get(const uint8_t *bytes, size_t len, bool from_client,
 #define KVRELAY_NIL_ UINT32_MAX
 #define KVRELAY_MS_ 1000000u /* in nanoseconds */
 #define KVRELAY_FRAME_COST_                                                                        \
-  256 /* what a queued frame counts beside its payload                                             \
+  256 /* what a queued frame counts beside its payload (contract 10.1)                             \
        */
 
 enum {
@@ -3509,7 +3478,7 @@ static bool kvrelay_registration_same_(const kvrelay_registration *a,
   return true;
 }
 
-/* Control characters are legal on the wire, but a relay publishes no such names, and
+/* Control characters are legal on the wire, but a relay publishes no such names (contract 19), and
  * none that readers refuse for its length. */
 static bool kvrelay_name_valid_(kvrelay_text t) {
   uint32_t code;
@@ -3528,7 +3497,7 @@ static bool kvrelay_endpoint_fit_(const kvrelay_endpoint *e) {
          kvrelay_name_valid_(e->endpoint);
 }
 
-/* What a producer may put into a descriptor, but for repeated names; its producer
+/* What a producer may put into a descriptor (contract 12.4), but for repeated names; its producer
  * numbers are set later. */
 static bool kvrelay_descriptor_fit_(const kvrelay_descriptor *d) {
   if (kvrelay_check_pool_id(&d->producer.pool_id).class_ != KVRELAY_CLASS_OK ||
@@ -3698,7 +3667,7 @@ static const kvrelay_endpoint_state *kvrelay_topology_find_(const struct kvrelay
   return NULL;
 }
 
-/* The pool that is what the endpoint came to, NULL = none now. */
+/* The pool that is what the endpoint came to (contract 13.2), NULL = none now. */
 static const kvrelay_pool *kvrelay_topology_pool_(const kvrelay_relay *r,
                                                   const kvrelay_endpoint_state *s) {
   kvrelay_pool_id id;
@@ -4085,6 +4054,7 @@ static void kvrelay_pool_withdraw_(kvrelay_relay *r, kvrelay_pool *p, const char
   if (found && r->pools_[at] == p) {
     r->pools_len_--;
     KVRELAY_MEMMOVE(&r->pools_[at], &r->pools_[at + 1], (r->pools_len_ - at) * sizeof *r->pools_);
+    r->load_view_window_ = UINT64_MAX; /* made anew without it, for who reads that window later */
     kvrelay_catalog_changed_(r);
   }
   kvrelay_pool_end_streams_(r, p, KVRELAY_REASON_PUBLICATION_UNAVAILABLE, text);
@@ -4338,7 +4308,7 @@ static bool kvrelay_cut_encode_(const kvrelay_relay *r, const kvrelay_pool *p, u
   return chunks != 0;
 }
 
-/* A snapshot permit is free for this stream (WIRE.md, Admission, from hub on): hub, limit of the
+/* A snapshot permit is free for this stream (contract 10.5, steps 11 to 14): hub, limit of the
  * pool, cut. */
 static void kvrelay_call_cut_(kvrelay_relay *r, kvrelay_call_ *s, uint64_t now_ns) {
   kvrelay_pool *p = s->pool_;
@@ -4614,11 +4584,13 @@ static int kvrelay_pull_frame_(kvrelay_relay *r, kvrelay_call_ *s, int32_t kind,
 
 static int kvrelay_pull_snapshot_(kvrelay_relay *r, kvrelay_call_ *s, uint64_t wall_us,
                                   uint64_t now_ns, kvrelay_outgoing *out) {
-  const ckf_format *format = ckf_producer_format(s->pool_->state_);
+  /* Of the cut, which is what was published: the state may have been damaged since. */
+  const kvrelay_ckf_format *published = &s->pool_->descriptor_.producer.ckf_format;
+  const ckf_format format = {published->seed, published->bucket_count};
   const uint8_t *bytes = r->slots_[s->slot_].bytes_;
   /* All chunks but the last have one size. */
-  bytes += (size_t)s->chunk_ * ckf_cbi1_snapshot_size(format, r->cfg_.chunk_buckets, 0);
-  size_t len = ckf_cbi1_snapshot_size(format, r->cfg_.chunk_buckets, s->chunk_);
+  bytes += (size_t)s->chunk_ * ckf_cbi1_snapshot_size(&format, r->cfg_.chunk_buckets, 0);
+  size_t len = ckf_cbi1_snapshot_size(&format, r->cfg_.chunk_buckets, s->chunk_);
   if (++s->chunk_ == s->chunk_count_) {
     kvrelay_cut_release_(
         r, s); /* its bytes stay until the next call, which is when the next cut may come */
@@ -7189,7 +7161,7 @@ static bool kvrelay_site_domain_before_(const void *context, const void *a, cons
                                  &states[*(const uint32_t *)b].domain) < 0;
 }
 
-/* Which endpoints may have a pool; those with the same identity may not. */
+/* Which endpoints may have a pool; those with the same identity may not (contract 12.3). */
 static void kvrelay_deriving_pools_(kvrelay_deriving_ *d) {
   size_t n = 0, from, to;
   for (size_t i = 0; i < d->sites_len; i++) {
@@ -7758,7 +7730,7 @@ static kvrelay_source_batch kvrelay_held_batch_(const kvrelay_source *s, uint32_
   return b;
 }
 
-/* ---- order, gaps, asking again ---- */
+/* ---- order (events sections 3, 4) ---- */
 
 static void kvrelay_answer_over_(kvrelay_source *s) {
   s->replaying_ = s->asking_ = false;
@@ -8210,7 +8182,7 @@ KVRELAY_API int kvrelay_source_lost(kvrelay_source *s, int reason, uint64_t now_
   return kvrelay_loss_(s, 1);
 }
 
-/* ---- filters ---- */
+/* ---- filters (events section 7) ---- */
 
 static bool kvrelay_text_is_(kvrelay_text t, const char *word) {
   return kvrelay_bytes_are_(t.ptr, t.len, word);
@@ -8322,7 +8294,7 @@ static int kvrelay_filter_(kvrelay_source *s, uint32_t rank, const kvrelay_engin
   return blocks ? kvrelay_group_verdict_(s, rank, ev) : KVRELAY_COUNT_LEN;
 }
 
-/* ---- from a stored event to blocks ---- */
+/* ---- from a stored event to blocks (events section 8) ---- */
 
 /* One store on its way: what the steps find out about it. */
 typedef struct kvrelay_store_ {
@@ -8436,7 +8408,7 @@ static bool kvrelay_has_repeat_(uint64_t *list, size_t len) {
   return len > 1 && list[0] == list[1];
 }
 
-/* Whether the event agrees with itself, and how many whole blocks it has; sets st->blocks. */
+/* Integrity and cutting, events 8.4 and 8.5; sets st->blocks. */
 static int kvrelay_cut_verdict_(kvrelay_source *s, kvrelay_store_ *st) {
   const kvrelay_engine_event *ev = st->ev;
   uint64_t block = s->cfg_.block_size, look_ahead = ev->pairs ? 1 : 0, tokens = ev->tokens_len;
@@ -8469,7 +8441,7 @@ static uint32_t *kvrelay_tag_(kvrelay_source *s, const ckf_member *member, uint6
   return tag;
 }
 
-/* Namespace: own, inherited from the parent, or none; conflicts. */
+/* Namespace of events 8.2: own, inherited from the parent, or none; conflicts. */
 static int kvrelay_namespace_verdict_(kvrelay_source *s, kvrelay_store_ *st) {
   const kvrelay_engine_event *ev = st->ev;
   kvrelay_text own = kvrelay_own_namespace_(s, ev);
@@ -8587,7 +8559,7 @@ static int kvrelay_hash_blocks_(kvrelay_source *s, kvrelay_store_ *st) {
   return KVRELAY_COUNT_LEN;
 }
 
-/* ---- applying ---- */
+/* ---- applying (events section 9) ---- */
 
 /* One more physical copy of each block, under its namespace.  One copy without any needs no tag. */
 static void kvrelay_tag_blocks_(kvrelay_source *s, const kvrelay_store_ *st) {

@@ -722,6 +722,19 @@ Test(relay, H12_a_snapshot_that_cannot_be_encoded_is_an_invalid_publication) {
   fx_close(f);
 }
 
+Test(relay, a_cut_goes_out_as_it_was_made) {
+  kvrelay_relay_config cfg = fx_config();
+  fx *f = fx_open(&cfg);
+  fx_pool *p = fx_publish(f, 1, 1000);
+  reader r;
+  cr_assert_eq(reader_open(f, &r, p), KVRELAY_OK);
+  cr_assert_eq(reader_pull(f, &r), KVRELAY_PULL_MESSAGE);
+  damage(p);
+  reader_drain(f, &r); /* which looks at each frame */
+  cr_assert(ckf_replica_live(&r.replica));
+  fx_close(f);
+}
+
 Test(relay, the_last_sequence_is_the_end) {
   kvrelay_relay_config cfg = fx_config();
   fx *f = fx_open(&cfg);

@@ -655,6 +655,19 @@ Test(relay_planes, load_windows_close_and_go_out) {
   fx_close(f);
 }
 
+Test(relay_planes, a_pool_that_was_withdrawn_is_in_no_window) {
+  kvrelay_relay_config cfg = fx_config();
+  fx *f = fx_open(&cfg);
+  fx_publish(f, 1, 64);
+  const uint64_t quick = open_plane(f, KVRELAY_METHOD_SUBSCRIBE_LOAD);
+  const uint64_t slow = open_plane(f, KVRELAY_METHOD_SUBSCRIBE_LOAD);
+  window(f);
+  cr_assert_eq(pull_load(f, quick)->pools_len, 1);
+  fx_withdraw(f, 1);
+  cr_assert_eq(pull_load(f, slow)->pools_len, 0, "of the same window, but later");
+  fx_close(f);
+}
+
 Test(relay_planes, a_load_reader_that_falls_behind) {
   kvrelay_relay_config cfg = fx_config();
   cfg.load_windows = 5; /* becomes 8 */
@@ -727,7 +740,7 @@ static void report(const fx_pool *p, uint64_t worker, uint32_t rank, uint64_t us
   cr_assert_eq(kvrelay_pool_report(p->pool, worker, rank, used), KVRELAY_OK);
 }
 
-/* As long as there are rules for load. */
+/* As long as there are rules of section 14. */
 Test(relay_planes, T12_load_of_a_pool) {
   kvrelay_relay_config cfg = fx_config();
   fx *f = fx_open(&cfg);
