@@ -14,13 +14,13 @@
 
 #include "frames.h"
 #include "kvrelay_pb.h"
+#include "pools.h"
 
 enum {
   ARENA_LEN = 1 << 15,
   POOLS = 6,
   CALLS = 16,
   BLOCKS = 3,
-  WIDTH = 4, /* tokens of a block */
   GUARD = 64,
   WIRE_CAP = 1 << 13,
   REPLICA_CAP = 1 << 16, /* there is no memory for more */
@@ -51,11 +51,9 @@ typedef struct world {
 
 static uint64_t arena_mem[ARENA_LEN / 8];
 static uint8_t wire[WIRE_CAP], frame[FRAME_CAP];
-static uint32_t tokens[BLOCKS * WIDTH];
+static uint32_t tokens[BLOCKS * POOL_WIDTH];
 static uint64_t hashes[BLOCKS];
 static uint64_t full[FRAME_BUCKETS]; /* words that hold all blocks */
-
-static kvrelay_text text(const char *s) { return (kvrelay_text){(const uint8_t *)s, strlen(s)}; }
 
 /* The words that snapshots and deltas are made of. */
 static void prepare(void) {
@@ -68,61 +66,17 @@ static void prepare(void) {
   if (done)
     return;
   done = true;
-  for (uint32_t i = 0; i < BLOCKS * WIDTH; i++)
+  for (uint32_t i = 0; i < BLOCKS * POOL_WIDTH; i++)
     tokens[i] = i + 1;
-  FUZZ_CHECK(hashfmt_blocks(HASHFMT_FORMAT_STANDARD, WIDTH, hashfmt_seed(NULL, 0, NULL, 0), tokens,
-                            BLOCKS * WIDTH, local, hashes, BLOCKS, &blocks) == HASHFMT_OK);
+  FUZZ_CHECK(hashfmt_blocks(HASHFMT_FORMAT_STANDARD, POOL_WIDTH, hashfmt_seed(NULL, 0, NULL, 0),
+                            tokens, BLOCKS * POOL_WIDTH, local, hashes, BLOCKS,
+                            &blocks) == HASHFMT_OK);
   FUZZ_CHECK(ckf_filter_init(&filter, &format, 8, full, log, NULL) == CKF_OK);
   for (size_t i = 0; i < blocks; i++)
     FUZZ_CHECK(ckf_filter_insert(&filter, hashes[i]) == CKF_OK);
 }
 
 /* ---- messages ---- */
-
-static const int32_t roles[] = {KVRELAY_ROLE_LEGACY, KVRELAY_ROLE_LEGACY};
-static const kvrelay_text aliases[] = {{(const uint8_t *)"chat", 4}};
-static const kvrelay_registration models[] = {
-    {{(const uint8_t *)"llama", 5},
-     {true, KVRELAY_TARGET_BASE, {(const uint8_t *)"llama", 5}, {NULL, 0}},
-     aliases,
-     1},
-    {{(const uint8_t *)"llama-law", 9},
-     {true, KVRELAY_TARGET_LORA, {(const uint8_t *)"llama", 5}, {(const uint8_t *)"law", 3}},
-     NULL,
-     0}};
-
-static kvrelay_envelope envelope(void) {
-  return (kvrelay_envelope){1, true, {17, 23}, KVRELAY_CONTRACT_MARKER};
-}
-
-static kvrelay_digest digest(uint8_t fill) {
-  kvrelay_digest d = {true, {0}, KVRELAY_DIGEST_LEN, KVRELAY_SOURCE_EXPLICIT};
-  memset(d.digest, fill, sizeof d.digest);
-  return d;
-}
-
-/* A pool by two bytes: which one, and what is odd about it. */
-static kvrelay_descriptor describe(fuzz_input *in) {
-  const uint8_t which = fuzz_byte(in), odd = fuzz_byte(in);
-  kvrelay_descriptor d = {0};
-  d.producer = (kvrelay_producer){true,
-                                  {true, 1, {true, digest(which % POOLS), digest(9)}, 7},
-                                  23,
-                                  1u + which / POOLS % 2,
-                                  {true, 1, 42, FRAME_BUCKETS, 16, 4}};
-  d.serving_endpoint = (kvrelay_endpoint){true, text("prod"), text("backend"), text("generate")};
-  d.registrations = models;
-  d.registrations_len = odd == 9 ? 0 : 1 + (which & 1);
-  d.query_semantics = (kvrelay_semantics){true, odd == 8 ? 0 : WIDTH, HASHFMT_FORMAT_STANDARD};
-  d.pool_roles = (kvrelay_roles){roles, odd == 7 ? 2 : 1};
-  if (odd == 6)
-    d.producer.ckf_format.bucket_count = 3;
-  if (odd == 5)
-    d.producer.pool_id.identity_version = 2;
-  if (odd == 4)
-    d.producer.pool_id.domain.routing_scope.digest_len = 15;
-  return d;
-}
 
 static void damage_envelope(world *w, kvrelay_envelope *e) {
   const uint8_t how = fuzz_byte(&w->in);
@@ -362,7 +316,7 @@ static void op_filter(world *w) {
     return;
   const uint8_t kind = fuzz_byte(&w->in), shift = fuzz_byte(&w->in);
   kvrelay_filter_update m = {0};
-  m.envelope = envelope();
+  m.envelope = pool_envelope();
   m.producer = k->producer;
   m.kind = kind >= 240 ? kind % 5 : !ckf_replica_live(&k->replica) ? 1 : 2 + kind % 2;
   m.base_sequence = k->cut_known ? k->cut : fuzz_edge(&w->in);
@@ -404,7 +358,7 @@ static uint32_t call_of(const world *w, int32_t method) {
 
 static void op_info(world *w) {
   const uint32_t id = call_of(w, KVRELAY_METHOD_GET_RELAY_INFO);
-  kvrelay_relay_info m = {envelope()}, got;
+  kvrelay_relay_info m = {pool_envelope()}, got;
   size_t len;
   damage_envelope(w, &m.envelope);
   uint8_t *bytes = travel(w, kvrelay_pb_encode_info(&m, wire, sizeof wire), &len);
@@ -446,7 +400,7 @@ static void feed_catalog(world *w, uint32_t id, const kvrelay_catalog_update *m)
 static void op_catalog(world *w) {
   const uint32_t id = call_of(w, KVRELAY_METHOD_WATCH_CATALOG);
   kvrelay_descriptor pools[POOLS + 1];
-  kvrelay_catalog_update m = {envelope(), fuzz_edge(&w->in), true, pools, 0}, got;
+  kvrelay_catalog_update m = {pool_envelope(), fuzz_edge(&w->in), true, pools, 0}, got;
   size_t len;
   kvrelay_pb_arena arena = {arena_mem, sizeof arena_mem, 0};
   const uint8_t how = fuzz_byte(&w->in);
@@ -455,7 +409,7 @@ static void op_catalog(world *w) {
   m.snapshot_present = how % 128 != 127;
   m.pools_len = fuzz_below(&w->in, POOLS + 2);
   for (size_t i = 0; i < m.pools_len; i++)
-    pools[i] = describe(&w->in);
+    pools[i] = pool_describe(&w->in, POOLS, FRAME_BUCKETS);
   damage_envelope(w, &m.envelope);
   uint8_t *bytes = travel(w, kvrelay_pb_encode_catalog(&m, wire, sizeof wire), &len);
   const int rc = kvrelay_pb_decode_catalog(bytes, len, &arena, &got);
@@ -469,12 +423,13 @@ static void op_catalog(world *w) {
 static void op_readiness(world *w) {
   const uint32_t id = call_of(w, KVRELAY_METHOD_SUBSCRIBE_READINESS);
   const uint8_t how = fuzz_byte(&w->in);
-  const kvrelay_descriptor d = describe(&w->in);
-  const kvrelay_topology_member member = {d.serving_endpoint, {roles, how & 1}, d.producer.pool_id};
-  const kvrelay_topology_entry entry = {text("prod"), text("llama"), how % 3, {roles, 1},
+  const kvrelay_descriptor d = pool_describe(&w->in, POOLS, FRAME_BUCKETS);
+  const kvrelay_topology_member member = {
+      d.serving_endpoint, {pool_roles, how & 1}, d.producer.pool_id};
+  const kvrelay_topology_entry entry = {text("prod"), text("llama"), how % 3, {pool_roles, 1},
                                         {NULL, 0},    &member,       1,       {NULL, 0},
                                         true,         NULL,          0};
-  kvrelay_readiness_update m = {envelope(), fuzz_edge(&w->in), &entry, how >> 7}, got;
+  kvrelay_readiness_update m = {pool_envelope(), fuzz_edge(&w->in), &entry, how >> 7}, got;
   kvrelay_pb_arena arena = {arena_mem, sizeof arena_mem, 0};
   size_t len;
   damage_envelope(w, &m.envelope);
@@ -492,8 +447,10 @@ static void op_readiness(world *w) {
 static void op_load(world *w) {
   const uint32_t id = call_of(w, KVRELAY_METHOD_SUBSCRIBE_LOAD);
   const uint8_t how = fuzz_byte(&w->in);
-  const kvrelay_load_entry entry = {describe(&w->in).producer, how, 100, how % 3, 2};
-  kvrelay_load_update m = {envelope(), fuzz_edge(&w->in), 1, fuzz_edge(&w->in), &entry, how >> 7};
+  const kvrelay_load_entry entry = {pool_describe(&w->in, POOLS, FRAME_BUCKETS).producer, how, 100,
+                                    how % 3, 2};
+  kvrelay_load_update m = {pool_envelope(), fuzz_edge(&w->in), 1, fuzz_edge(&w->in),
+                           &entry,          how >> 7};
   kvrelay_load_update got;
   kvrelay_pb_arena arena = {arena_mem, sizeof arena_mem, 0};
   size_t len;
@@ -562,13 +519,13 @@ static const kvrelay_registration *listed(const kvrelay_descriptor *d, const kvr
 /* The depth that the words of the model say. */
 static uint32_t depth(const call *k, const kvrelay_descriptor *d, const kvrelay_registration *r,
                       uint64_t *complete) {
-  uint64_t local[BLOCKS * WIDTH], sequence[BLOCKS * WIDTH];
+  uint64_t local[BLOCKS * POOL_WIDTH], sequence[BLOCKS * POOL_WIDTH];
   size_t blocks;
   const kvrelay_text salt =
       r->target.kind == KVRELAY_TARGET_LORA ? r->target.adapter : (kvrelay_text){NULL, 0};
   FUZZ_CHECK(hashfmt_blocks(d->query_semantics.hash_format, d->query_semantics.kv_block_size,
-                            hashfmt_seed(salt.ptr, salt.len, NULL, 0), tokens, BLOCKS * WIDTH,
-                            local, sequence, BLOCKS * WIDTH, &blocks) == HASHFMT_OK);
+                            hashfmt_seed(salt.ptr, salt.len, NULL, 0), tokens, BLOCKS * POOL_WIDTH,
+                            local, sequence, BLOCKS * POOL_WIDTH, &blocks) == HASHFMT_OK);
   *complete = blocks;
   return k ? ckf_search(&k->format, ckf_replica_words(&k->replica), sequence, blocks) : 0;
 }
@@ -596,13 +553,13 @@ static void check_query(world *w) {
   static const char *const names[][2] = {
       {"llama", ""}, {"chat", ""}, {"llama-law", ""}, {"llama", "law"}, {"other", ""}};
   const char *const *name = names[fuzz_below(&w->in, 5)];
-  const kvrelay_query q = {text(name[0]), text(name[1]), {NULL, 0}, tokens, BLOCKS * WIDTH};
+  const kvrelay_query q = {text(name[0]), text(name[1]), {NULL, 0}, tokens, BLOCKS * POOL_WIDTH};
   kvrelay_answer answers[POOLS];
-  uint64_t scratch[BLOCKS * WIDTH], revision;
+  uint64_t scratch[BLOCKS * POOL_WIDTH], revision;
   uint32_t pools = 0, count = 0;
   const bool in_force = kvrelay_consumer_catalog(&w->c, &revision, &pools);
   const ptrdiff_t got =
-      kvrelay_consumer_query(&w->c, &q, answers, POOLS, scratch, BLOCKS * WIDTH, w->now);
+      kvrelay_consumer_query(&w->c, &q, answers, POOLS, scratch, BLOCKS * POOL_WIDTH, w->now);
   for (uint32_t i = 0; i < pools; i++) {
     kvrelay_pool_view v;
     FUZZ_CHECK(kvrelay_consumer_pool_get(&w->c, i, w->now, &v) == KVRELAY_OK);

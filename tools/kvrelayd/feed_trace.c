@@ -29,8 +29,7 @@ static int apply_record(feed *f, const trace_record *r, uint64_t now_ns) {
                     r->frame_len[r->frames_len - 1], now_ns);
 }
 
-int feed_trace_read(feed *f) {
-  const char *path = f->worker->events.file;
+int feed_trace_read(feed *f, const char *path) {
   trace t;
   trace_record record;
   char why[128];

@@ -16,7 +16,6 @@ typedef struct yaml_doc {
   yaml_document_t document;
   FILE *report;
   unsigned errors, warnings;
-  unsigned unreadable; /* those of the errors that are about another file */
 } yaml_doc;
 
 /*
