@@ -745,7 +745,11 @@ CKF_API CKF_MUST_USE int ckf_producer_init_abi(ckf_producer *p, size_t p_size,
 #define ckf_producer_init(P, CFG, MEM, LEN)                                                        \
   ckf_producer_init_abi((P), sizeof(ckf_producer), (CFG), (MEM), (LEN))
 
-/** A store event: blocks in chain order under `parent` (an external of this member) or as a root.
+/** A store event: blocks in chain order under `parent` (an external of this member; it counts only
+ * with `has_parent`) or as a root. `start` is the place of blocks[0] in its prompt, in blocks,
+ * where the source tells it (`has_start`): a root that does not start at 0 is refused as
+ * CKF_ERR_INVALID_BLOCK_SEQUENCE, and under a parent it says nothing. A source that tells no place
+ * passes false and 0.
  * Whole or nothing, except CKF_ERR_CAPACITY_EXHAUSTED, where everything stands and `out->omitted`
  * blocks have owners but no place in the filter. CKF_ERR_PARENT_NOT_FOUND,
  * CKF_ERR_INVALID_BLOCK_SEQUENCE, CKF_ERR_OWNERSHIP_OVERFLOW: the source is wrong, the event is

@@ -56,7 +56,8 @@
  * router events
  * private struct layouts
  *
- * Sections of the contract are those of dynamo.kvrelay.v1 as proto/WIRE.md sums it up.
+ * What both sides of dynamo.kvrelay.v1 have to keep is said at the functions that keep it;
+ * "WIRE.md, NAME" is a section of proto/WIRE.md, which has what goes over the wire.
  */
 
 /* ==== conventions and trust ==== */
@@ -142,7 +143,7 @@ extern "C" {
 #define KVRELAY_TIME_NONE UINT64_MAX
 #define KVRELAY_DIGEST_LEN 16
 #define KVRELAY_SUBSCRIBER_ID_MAX 128 /* bytes */
-/* What readers take; more is not supported (contract section 4). */
+/* What readers take; more is not supported (WIRE.md, Reading). */
 #define KVRELAY_TEXT_MAX 4096    /* bytes of a text */
 #define KVRELAY_ALIASES_MAX 1024 /* of one registration */
 #define KVRELAY_PARTS_MAX 4096   /* registrations of a pool, members or adapters of an entry */
@@ -420,8 +421,8 @@ enum kvrelay_err {
   KVRELAY_ERR_MALFORMED = -104,   /* input breaks its format */
   KVRELAY_ERR_UNSUPPORTED = -105, /* well-formed, but of a kind this code does not know */
   KVRELAY_ERR_LIMIT = -106,       /* a configured bound was reached */
-  KVRELAY_ERR_STATE =
-      -107, /* the call does not fit the object's state, for example a finished call */
+  KVRELAY_ERR_STATE = -107,     /* not in this state: what is asked for is not there yet (a consumer
+                                   without catalog), or is over (a finished call) */
   KVRELAY_ERR_NOT_FOUND = -108, /* no such pool, call or name */
   KVRELAY_ERR_REFUSED = -109,   /* the contract refuses it; a kvrelay_status says why */
   KVRELAY_ERR_EXHAUSTED = -110, /* a 64-bit counter of the contract ran out */
@@ -436,7 +437,7 @@ typedef struct kvrelay_status {
   char text[KVRELAY_STATUS_TEXT_CAP]; /* for people, terminated, UTF-8 */
 } kvrelay_status;
 
-/* What a validator found (contract section 7). */
+/* What a validator found. */
 enum kvrelay_class {
   KVRELAY_CLASS_OK = 0,
   KVRELAY_CLASS_INVALID,
@@ -490,7 +491,7 @@ KVRELAY_API const char *kvrelay_strerror(int err);
 KVRELAY_API const char *kvrelay_reason_name(int32_t reason);
 /* Number of a reason name; KVRELAY_REASON_NONE for an unknown name and for …_UNSPECIFIED. */
 KVRELAY_API int32_t kvrelay_reason_from_name(const uint8_t *name, size_t len);
-/* The gRPC status that goes with a reason (contract section 9). */
+/* The gRPC status that goes with a reason. */
 KVRELAY_API int32_t kvrelay_reason_status(int32_t reason);
 /* "NOT_FOUND" …; "UNKNOWN" for a number outside the enum. */
 KVRELAY_API const char *kvrelay_grpc_status_name(int32_t status);
@@ -507,7 +508,7 @@ static inline bool kvrelay_text_equal(kvrelay_text a, kvrelay_text b) {
   return a.len == b.len && (a.len == 0 || KVRELAY_MEMCMP(a.ptr, b.ptr, a.len) == 0);
 }
 
-/* ==== API: identity (contract section 6) ==== */
+/* ==== API: identity ==== */
 
 typedef struct kvrelay_map_entry {
   kvrelay_text key;   /* 1 .. 128 bytes of UTF-8 */
@@ -531,15 +532,15 @@ KVRELAY_API KVRELAY_MUST_USE int kvrelay_scope_digest(const kvrelay_endpoint *en
 /* Data centre id of a name; KVRELAY_ERR_ARG when the name is empty or has outer white space. */
 KVRELAY_API KVRELAY_MUST_USE int kvrelay_dc_id(kvrelay_text name, uint64_t *out);
 
-/* ==== API: validation (contract sections 5, 7, 8) ==== */
+/* ==== API: validation ==== */
 
-/* Text rule of contract 7.2: not empty, UTF-8, no White_Space at either end. */
+/* Every name is like this: not empty, UTF-8, no White_Space at either end. */
 KVRELAY_API bool kvrelay_text_valid(kvrelay_text text);
 KVRELAY_API bool kvrelay_utf8_valid(const uint8_t *ptr, size_t len);
 /* 1 .. 128 bytes, UTF-8, no control character. */
 KVRELAY_API bool kvrelay_subscriber_id_valid(kvrelay_text id);
 
-/* Each validator is one straight list in the order of contract 7.3; the first failure wins. */
+/* Each validator is one straight list in the order of WIRE.md, Checks; the first failure wins. */
 KVRELAY_API kvrelay_verdict kvrelay_check_envelope(const kvrelay_envelope *m);
 KVRELAY_API kvrelay_verdict kvrelay_check_pool_id(const kvrelay_pool_id *m);
 KVRELAY_API kvrelay_verdict kvrelay_check_ckf_format(const kvrelay_ckf_format *m);
@@ -550,7 +551,7 @@ KVRELAY_API kvrelay_verdict kvrelay_check_semantics(const kvrelay_semantics *m);
 KVRELAY_API kvrelay_verdict kvrelay_check_descriptor(const kvrelay_descriptor *m);
 KVRELAY_API kvrelay_verdict kvrelay_check_topology_entry(const kvrelay_topology_entry *m);
 
-/* The 13 values of contract 8.  Both must have passed kvrelay_check_producer. */
+/* All 13 values that name one producer, compared.  Both must have passed kvrelay_check_producer. */
 KVRELAY_API bool kvrelay_producer_equal(const kvrelay_producer *a, const kvrelay_producer *b);
 KVRELAY_API bool kvrelay_pool_id_equal(const kvrelay_pool_id *a, const kvrelay_pool_id *b);
 /* Order of a catalog; negative, 0, positive. */
@@ -559,7 +560,7 @@ KVRELAY_API int kvrelay_pool_id_compare(const kvrelay_pool_id *a, const kvrelay_
 #define KVRELAY_POOL_NAME_CAP 83
 KVRELAY_API void kvrelay_pool_id_format(const kvrelay_pool_id *id, char out[KVRELAY_POOL_NAME_CAP]);
 
-/* ==== API: framing (grpc sections 2.1 and 8 to 11) ==== */
+/* ==== API: framing ==== */
 /*
  * Where messages begin and end in a stream of bytes: behind the prefix of gRPC, or in the frames of
  * the raw transport.  A framer takes bytes cut anywhere and lends back what is in them; it holds at
@@ -696,34 +697,36 @@ KVRELAY_API KVRELAY_MUST_USE int kvrelay_raw_preface_get(const uint8_t *bytes, s
                                                          bool from_client,
                                                          kvrelay_raw_preface *out);
 
-/* ==== API: relay (contract sections 10, 11) ==== */
+/* ==== API: relay ==== */
 
+/* In brackets what kvrelay_relay_config_default sets. */
 typedef struct kvrelay_relay_config {
-  kvrelay_relay_identity identity;
-  uint32_t max_pools;      /* pools at once, 1 .. 65 536 */
-  uint32_t max_info_calls; /* GetRelayInfo calls at once, ≥ 1; no limit of the contract, only of
-                              memory */
-  uint32_t max_catalog_subscribers;                         /* open catalog streams, ≥ 1 */
-  uint32_t max_readiness_subscribers, max_load_subscribers; /* the same, ≥ 1 each */
-  uint32_t max_members;      /* endpoints in the topology, with or without pool, 0 .. 65 536 */
-  uint32_t max_pool_streams; /* open filter streams of all pools, ≥ 1 */
-  uint32_t max_subscribers_per_pool; /* ≥ 1 */
-  uint32_t max_hubs;                 /* initialised hubs, ≥ 1 */
-  uint32_t queue_frames;             /* deltas that may wait for one subscriber, ≥ 1 */
-  size_t queue_bytes; /* their bytes, payload + 256 each; ≥ 4 194 624; reserved once per pool, less
-                         for small filters */
-  uint32_t encoding_concurrency;   /* snapshots being sent at once, ≥ 1; each reserves 8 bytes per
-                                      bucket */
-  uint64_t max_bucket_count;       /* largest filter a pool may have, power of two, 2 .. 2^24 */
-  uint32_t chunk_buckets;          /* buckets per snapshot frame, 64 .. 524 288 */
-  uint32_t publication_threshold;  /* counted events after which a delta is cut, ≥ 1 */
-  uint64_t publication_delay_ns;   /* or this long after the first pending one, ≥ 1 */
-  uint64_t heartbeat_ns;           /* silence on a filter stream, ≥ 1 */
-  uint64_t snapshot_progress_ns;   /* one chunk waiting to be taken, ≥ 1 */
-  uint64_t readiness_heartbeat_ns; /* repetition of the readiness image, ≥ 1 */
-  uint64_t load_window_ns;         /* load window, whole milliseconds, ≥ 1 ms */
-  uint32_t load_windows; /* kept for slow load readers, 1 .. 65 536, rounded up to a power of two;
-                            24 bytes each in every pool's memory */
+  kvrelay_relay_identity identity;  /* random, anew at each start */
+  uint32_t max_pools;               /* pools at once, 1 .. 65 536 (65 536) */
+  uint32_t max_info_calls;          /* GetRelayInfo calls at once, ≥ 1 (1 024); no limit of the
+                                       contract, only of memory */
+  uint32_t max_catalog_subscribers; /* open catalog streams, ≥ 1 (64) */
+  uint32_t max_readiness_subscribers, max_load_subscribers; /* the same, ≥ 1 each (64) */
+  uint32_t max_members; /* endpoints in the topology, with or without pool, 0 .. 65 536 (65 536) */
+  uint32_t max_pool_streams;         /* open filter streams of all pools, ≥ 1 (64) */
+  uint32_t max_subscribers_per_pool; /* ≥ 1 (64) */
+  uint32_t max_hubs;                 /* initialised hubs, ≥ 1 (64) */
+  uint32_t queue_frames;             /* deltas that may wait for one subscriber, ≥ 1 (16) */
+  size_t queue_bytes; /* their bytes, payload + 256 each; ≥ 4 194 624 (16 MiB); reserved once per
+                         pool, less for small filters */
+  uint32_t encoding_concurrency;   /* snapshots being sent at once, ≥ 1 (2); each reserves 8 bytes
+                                      per bucket */
+  uint64_t max_bucket_count;       /* largest filter a pool may have, power of two, 2 .. 2^24
+                                      (2^19) */
+  uint32_t chunk_buckets;          /* buckets per snapshot frame, 64 .. 524 288 (262 144) */
+  uint32_t publication_threshold;  /* counted events after which a delta is cut, ≥ 1 (16) */
+  uint64_t publication_delay_ns;   /* or this long after the first pending one, ≥ 1 (1 ms) */
+  uint64_t heartbeat_ns;           /* silence on a filter stream, ≥ 1 (10 s) */
+  uint64_t snapshot_progress_ns;   /* one chunk waiting to be taken, ≥ 1 (60 s) */
+  uint64_t readiness_heartbeat_ns; /* repetition of the readiness image, ≥ 1 (10 s) */
+  uint64_t load_window_ns;         /* load window, whole milliseconds, ≥ 1 ms (1 s) */
+  uint32_t load_windows; /* kept for slow load readers, 1 .. 65 536 (16), rounded up to a power of
+                            two; 24 bytes each in every pool's memory */
 } kvrelay_relay_config;
 
 typedef struct kvrelay_pool
@@ -758,10 +761,23 @@ typedef struct kvrelay_outgoing {
   kvrelay_status end; /* with KVRELAY_PULL_END */
 } kvrelay_outgoing;
 
-/* The contract's defaults (10.1); identity is zero and must be set. */
+/* The numbers in brackets above; `identity` is zero and must be set. */
 KVRELAY_API kvrelay_relay_config kvrelay_relay_config_default(void);
-/* Bytes that init needs; 0 = the configuration is impossible. */
+/*
+ * Bytes that init needs, 58 MB with the defaults: 50 MB for as many pools and endpoints as the
+ * contract allows, 8 bytes per bucket of the largest filter for each snapshot being sent.  Pools
+ * take memory of their own.  0 = a value is outside its range, or more than the machine addresses:
+ * mend the configuration.
+ */
 KVRELAY_API size_t kvrelay_relay_mem_size(const kvrelay_relay_config *cfg);
+/*
+ * An empty relay: no pool, revision 0.  `mem` may start anywhere and need not be zeroed; it stays
+ * the caller's, must outlive the relay, and is all there is to be freed.  `cfg` is copied. `now_ns`
+ * begins the first load window.  On an error nothing was touched:
+ * KVRELAY_ERR_ARG (mem_size is 0, or `mem` NULL), KVRELAY_ERR_NOSPACE (`mem_len` below mem_size),
+ * KVRELAY_ERR_ABI (this unit and the implementation were compiled with different configurations:
+ * compile both alike).
+ */
 KVRELAY_API KVRELAY_MUST_USE int kvrelay_relay_init_abi(kvrelay_relay *relay, size_t relay_size,
                                                         const kvrelay_relay_config *cfg, void *mem,
                                                         size_t mem_len, uint64_t now_ns);
@@ -770,7 +786,7 @@ KVRELAY_API KVRELAY_MUST_USE int kvrelay_relay_init_abi(kvrelay_relay *relay, si
 
 /*
  * Bytes kvrelay_relay_pool_add needs for this descriptor: its copy with all texts and the queue of
- * encoded deltas. 0 = the descriptor is not fit for publication (contract 12.4, 7.3), whatever its
+ * encoded deltas. 0 = the descriptor is not fit for publication (see pool_add), whatever its
  * names are to each other.
  */
 KVRELAY_API size_t kvrelay_relay_pool_mem_size(const kvrelay_relay *relay,
@@ -781,7 +797,7 @@ KVRELAY_API size_t kvrelay_relay_pool_mem_size(const kvrelay_relay *relay,
  * the next number of its counter), its ckf_format from `state`.  `state` and `mem` stay the
  * caller's and must outlive the pool.  KVRELAY_OK; KVRELAY_ERR_ARG (descriptor not fit, an id or
  * alias repeated), KVRELAY_ERR_LIMIT (max_pools, max_bucket_count), KVRELAY_ERR_STATE (pool id or
- * endpoint already published: contract 12.3; shutting down), KVRELAY_ERR_NOSPACE,
+ * endpoint already published, or shutting down), KVRELAY_ERR_NOSPACE,
  * KVRELAY_ERR_EXHAUSTED.
  */
 KVRELAY_API KVRELAY_MUST_USE int kvrelay_relay_pool_add(kvrelay_relay *relay,
@@ -856,7 +872,7 @@ KVRELAY_API int kvrelay_pool_reports_lost(kvrelay_pool *pool, uint64_t worker);
 /* ---- calls ---- */
 
 /*
- * Admission of one request (contract 10.2 to 10.7).  KVRELAY_OK: `*call` is open; pull from it at
+ * Admission of one request (WIRE.md, Admission).  KVRELAY_OK: `*call` is open; pull from it at
  * once and until it says NONE, since kvrelay_relay_ready_next names only calls that have said so.
  * For SUBSCRIBE_POOL it may first wait for a snapshot permit.  KVRELAY_ERR_REFUSED: `status` says
  * why, nothing is open.  Serving load is answered UNIMPLEMENTED.
@@ -875,7 +891,7 @@ KVRELAY_API KVRELAY_MUST_USE int kvrelay_relay_call_open(kvrelay_relay *relay,
 KVRELAY_API KVRELAY_MUST_USE int kvrelay_relay_call_pull(kvrelay_relay *relay, uint64_t call,
                                                          uint64_t wall_us, uint64_t now_ns,
                                                          kvrelay_outgoing *out);
-/* True once the call passed admission for good (contract 10.5 step 14): response headers may go
+/* True once the call passed admission for good, its first snapshot cut: response headers may go
  * out. */
 KVRELAY_API bool kvrelay_relay_call_admitted(const kvrelay_relay *relay, uint64_t call);
 /* The stream went away, for whatever reason; its permits return.  Unknown calls are ignored. */
@@ -893,7 +909,7 @@ KVRELAY_API kvrelay_relay_stats kvrelay_relay_stats_get(const kvrelay_relay *rel
 /* Verifies all invariants; 0, or the line that failed.  For tests. */
 KVRELAY_API int kvrelay_relay_check_(const kvrelay_relay *relay);
 
-/* ==== API: consumer (contract section 15) ==== */
+/* ==== API: consumer ==== */
 
 typedef struct kvrelay_consumer_config {
   kvrelay_text subscriber_id; /* 1 .. 128 bytes, copied at init ("kvrelay") */
@@ -1061,8 +1077,23 @@ typedef struct kvrelay_answer {
   kvrelay_serving_view serving; /* of what was asked for */
 } kvrelay_answer;
 
+/* The values in brackets above. */
 KVRELAY_API kvrelay_consumer_config kvrelay_consumer_config_default(void);
+/*
+ * Bytes that init needs, 10 MB with the defaults: two catalogs, one readiness image, and half a
+ * kilobyte per pool.  Replicas take memory of their own, when KVRELAY_ACTION_REPLICA_NEED asks for
+ * it. 0 = the configuration is impossible: `max_pools` or a subscriber id out of range, no room for
+ * texts, backoff_first_ns 0 or above backoff_max_ns, or more than the machine addresses.
+ */
 KVRELAY_API size_t kvrelay_consumer_mem_size(const kvrelay_consumer_config *cfg);
+/*
+ * A consumer without connection, that wants nothing until kvrelay_consumer_connected.  `mem` may
+ * start anywhere and need not be zeroed; it stays the caller's, must outlive the consumer, and is
+ * all there is to be freed, beside the replicas given.  `cfg` is copied with its subscriber id.  On
+ * an error nothing was touched: KVRELAY_ERR_ARG (mem_size is 0), KVRELAY_ERR_NOSPACE (`mem` NULL,
+ * or `mem_len` below mem_size), KVRELAY_ERR_ABI (this unit and the implementation were compiled
+ * with different configurations: compile both alike).
+ */
 KVRELAY_API KVRELAY_MUST_USE int kvrelay_consumer_init_abi(kvrelay_consumer *c, size_t c_size,
                                                            const kvrelay_consumer_config *cfg,
                                                            void *mem, size_t mem_len,
@@ -1172,7 +1203,7 @@ KVRELAY_API ptrdiff_t kvrelay_consumers_query(const kvrelay_consumer *const *con
                                               uint64_t *scratch, size_t scratch_len,
                                               uint64_t now_ns);
 
-/* ==== API: topology (contract sections 12, 13) ==== */
+/* ==== API: topology ==== */
 /*
  * From what workers say of themselves (their cards) to what a relay publishes of it: which pools
  * may exist, under which names, and which models are ready.  Pure functions over everything the
@@ -1232,7 +1263,7 @@ typedef struct kvrelay_card {
   kvrelay_semantics semantics;
 } kvrelay_card;
 
-/* Bits: conflicts of an endpoint (contract 12.1). */
+/* Bits: conflicts of an endpoint. */
 enum kvrelay_conflict {
   KVRELAY_CONFLICT_POOL = 1,    /* no pool; still in the topology, without link */
   KVRELAY_CONFLICT_BINDING = 2, /* some registration is left out */
@@ -1242,10 +1273,10 @@ enum kvrelay_conflict {
 /* What the cards of one endpoint come to. */
 typedef struct kvrelay_endpoint_state {
   kvrelay_endpoint endpoint;
-  uint32_t conflicts;    /* bits of enum kvrelay_conflict */
-  const char *why;       /* one of them, static text for people; "" without any */
-  bool fit;              /* a pool may exist: the first condition of contract 12.2, and no other
-                            pool of this identity */
+  uint32_t conflicts; /* bits of enum kvrelay_conflict */
+  const char *why;    /* one of them, static text for people; "" without any */
+  bool fit; /* a pool may exist: a registration is left, no conflict forbids it, and no other
+               endpoint has this identity */
   kvrelay_domain domain; /* of its first base card */
   kvrelay_semantics semantics;
   const kvrelay_registration *registrations; /* merged, in the catalog's order */
@@ -1273,7 +1304,7 @@ KVRELAY_API KVRELAY_MUST_USE int kvrelay_topology_derive(const kvrelay_card *car
                                                          size_t cards_len, void *mem,
                                                          size_t mem_len, kvrelay_topology *out);
 
-/* Base workers of one endpoint with the same role, model type and needs (contract 13.1). */
+/* Base workers of one endpoint with the same role, model type and needs. */
 typedef struct kvrelay_unit {
   int32_t role;  /* enum kvrelay_role; LEGACY = without */
   bool known;    /* false: nobody knows who of its endpoint is alive, and none counts as live */
@@ -1288,13 +1319,13 @@ typedef struct kvrelay_readiness {
   uint32_t duplicates;       /* the same; all of them, on the wire only PREFILL and DECODE */
   bool legacy_fallback_active;
 } kvrelay_readiness;
-/* Evaluates the units of one model, or of one adapter (contract 13.1, 13.3). */
+/* Evaluates the units of one model, or of one adapter. */
 KVRELAY_API kvrelay_readiness kvrelay_readiness_judge(const kvrelay_unit *units, size_t units_len);
 /* The roles of a mask (bits 1u << role) in enum order, static; bits outside the enum are left out.
  */
 KVRELAY_API kvrelay_roles kvrelay_roles_of(uint32_t mask);
 
-/* ==== API: source (events sections 3, 4, 7, 8, 9) ==== */
+/* ==== API: source ==== */
 
 /* One decoded engine event, as read: nothing filtered, nothing hashed.  Everything is lent until
  * the next event is decoded. */
@@ -1354,7 +1385,7 @@ typedef struct kvrelay_engine_event {
   size_t mm_infos_blocks;
 } kvrelay_engine_event;
 
-/* Every thing that was dropped, repaired or odd has one of these reasons (events section 12). */
+/* Every thing that was dropped, repaired or odd has one of these reasons. */
 /* clang-format off */
 #define KVRELAY_COUNT_LIST(X)                                                 \
   X(FRAMES, "frames")                                                         \
@@ -1494,7 +1525,7 @@ KVRELAY_API KVRELAY_MUST_USE int kvrelay_source_init_abi(kvrelay_source *s, size
 #define kvrelay_source_init(S, CFG, STATE, MEM, MEM_LEN, NOW_NS)                                   \
   kvrelay_source_init_abi((S), sizeof(kvrelay_source), (CFG), (STATE), (MEM), (MEM_LEN), (NOW_NS))
 /*
- * A live batch arrived (events 3.2); `payload` NULL: it was too large to be taken.  The payload
+ * A live batch arrived; `payload` NULL: it was too large to be taken.  The payload
  * stays until kvrelay_source_next is done; what waits longer is copied.  KVRELAY_ERR_STATE: batches
  * that are due have not been taken yet; nothing changed.
  */
@@ -1507,7 +1538,7 @@ KVRELAY_API KVRELAY_MUST_USE int kvrelay_source_reply(kvrelay_source *s, uint64_
                                                       const uint8_t *payload, size_t len,
                                                       uint64_t now_ns);
 /* The live connection stands or broke.  When it stands again, another process may be behind it, and
- * the source finds that out (events 3.4).  As kvrelay_source_live. */
+ * the source finds that out by the sequence.  As kvrelay_source_live. */
 KVRELAY_API KVRELAY_MUST_USE int kvrelay_source_connection(kvrelay_source *s, bool connected,
                                                            uint64_t now_ns);
 /* Time has passed: ends an answer that stays away, begins a recovery, notices silence.  As
@@ -1539,7 +1570,7 @@ KVRELAY_API void kvrelay_source_count(kvrelay_source *s, int count, uint64_t n);
 /* False = partial: blocks of this rank may exist that the relay does not know; also for a foreign
  * rank. */
 KVRELAY_API bool kvrelay_source_complete(const kvrelay_source *s, uint32_t rank);
-/* Engine hashes with more than one physical copy (events 9.1); a scan of all mappings.  Many of
+/* Engine hashes with more than one physical copy; a scan of all mappings.  Many of
  * them on an engine that announces reused blocks again call for `deduplicated`. */
 KVRELAY_API uint64_t kvrelay_source_copied(const kvrelay_source *s);
 /* Forgets everything this source brought, all ranks that it named (source removed, disconnected too
@@ -1549,7 +1580,7 @@ KVRELAY_API const kvrelay_source_stats *kvrelay_source_stats_get(const kvrelay_s
 /* "orphan" …; NULL when out of range. */
 KVRELAY_API const char *kvrelay_count_name(int count);
 
-/* ==== API: router events (events section 11) ==== */
+/* ==== API: router events ==== */
 
 /* What the worker of a Dynamo deployment publishes for routers: local hashes are there already,
  * each block is reported once. */
@@ -2048,7 +2079,7 @@ KVRELAY_API const char *kvrelay_strerror(int err) {
   case KVRELAY_ERR_LIMIT:
     return "a configured bound was reached";
   case KVRELAY_ERR_STATE:
-    return "the call does not fit the object's state";
+    return "not in this state: what is asked for is not there yet, or is over";
   case KVRELAY_ERR_NOT_FOUND:
     return "no such pool, call or name";
   case KVRELAY_ERR_REFUSED:
@@ -3118,7 +3149,7 @@ int kvrelay_raw_preface_get(const uint8_t *bytes, size_t len, bool from_client,
 #define KVRELAY_NIL_ UINT32_MAX
 #define KVRELAY_MS_ 1000000u /* in nanoseconds */
 #define KVRELAY_FRAME_COST_                                                                        \
-  256 /* what a queued frame counts beside its payload (contract 10.1)                             \
+  256 /* what a queued frame counts beside its payload                                             \
        */
 
 enum {
@@ -3478,7 +3509,7 @@ static bool kvrelay_registration_same_(const kvrelay_registration *a,
   return true;
 }
 
-/* Control characters are legal on the wire, but a relay publishes no such names (contract 19), and
+/* Control characters are legal on the wire, but a relay publishes no such names, and
  * none that readers refuse for its length. */
 static bool kvrelay_name_valid_(kvrelay_text t) {
   uint32_t code;
@@ -3497,7 +3528,7 @@ static bool kvrelay_endpoint_fit_(const kvrelay_endpoint *e) {
          kvrelay_name_valid_(e->endpoint);
 }
 
-/* What a producer may put into a descriptor (contract 12.4), but for repeated names; its producer
+/* What a producer may put into a descriptor, but for repeated names; its producer
  * numbers are set later. */
 static bool kvrelay_descriptor_fit_(const kvrelay_descriptor *d) {
   if (kvrelay_check_pool_id(&d->producer.pool_id).class_ != KVRELAY_CLASS_OK ||
@@ -3667,7 +3698,7 @@ static const kvrelay_endpoint_state *kvrelay_topology_find_(const struct kvrelay
   return NULL;
 }
 
-/* The pool that is what the endpoint came to (contract 13.2), NULL = none now. */
+/* The pool that is what the endpoint came to, NULL = none now. */
 static const kvrelay_pool *kvrelay_topology_pool_(const kvrelay_relay *r,
                                                   const kvrelay_endpoint_state *s) {
   kvrelay_pool_id id;
@@ -4308,7 +4339,7 @@ static bool kvrelay_cut_encode_(const kvrelay_relay *r, const kvrelay_pool *p, u
   return chunks != 0;
 }
 
-/* A snapshot permit is free for this stream (contract 10.5, steps 11 to 14): hub, limit of the
+/* A snapshot permit is free for this stream (WIRE.md, Admission, from hub on): hub, limit of the
  * pool, cut. */
 static void kvrelay_call_cut_(kvrelay_relay *r, kvrelay_call_ *s, uint64_t now_ns) {
   kvrelay_pool *p = s->pool_;
@@ -7161,7 +7192,7 @@ static bool kvrelay_site_domain_before_(const void *context, const void *a, cons
                                  &states[*(const uint32_t *)b].domain) < 0;
 }
 
-/* Which endpoints may have a pool; those with the same identity may not (contract 12.3). */
+/* Which endpoints may have a pool; those with the same identity may not. */
 static void kvrelay_deriving_pools_(kvrelay_deriving_ *d) {
   size_t n = 0, from, to;
   for (size_t i = 0; i < d->sites_len; i++) {
@@ -7730,7 +7761,7 @@ static kvrelay_source_batch kvrelay_held_batch_(const kvrelay_source *s, uint32_
   return b;
 }
 
-/* ---- order (events sections 3, 4) ---- */
+/* ---- order, gaps, asking again ---- */
 
 static void kvrelay_answer_over_(kvrelay_source *s) {
   s->replaying_ = s->asking_ = false;
@@ -8182,7 +8213,7 @@ KVRELAY_API int kvrelay_source_lost(kvrelay_source *s, int reason, uint64_t now_
   return kvrelay_loss_(s, 1);
 }
 
-/* ---- filters (events section 7) ---- */
+/* ---- filters ---- */
 
 static bool kvrelay_text_is_(kvrelay_text t, const char *word) {
   return kvrelay_bytes_are_(t.ptr, t.len, word);
@@ -8294,7 +8325,7 @@ static int kvrelay_filter_(kvrelay_source *s, uint32_t rank, const kvrelay_engin
   return blocks ? kvrelay_group_verdict_(s, rank, ev) : KVRELAY_COUNT_LEN;
 }
 
-/* ---- from a stored event to blocks (events section 8) ---- */
+/* ---- from a stored event to blocks ---- */
 
 /* One store on its way: what the steps find out about it. */
 typedef struct kvrelay_store_ {
@@ -8408,7 +8439,7 @@ static bool kvrelay_has_repeat_(uint64_t *list, size_t len) {
   return len > 1 && list[0] == list[1];
 }
 
-/* Integrity and cutting, events 8.4 and 8.5; sets st->blocks. */
+/* Whether the event agrees with itself, and how many whole blocks it has; sets st->blocks. */
 static int kvrelay_cut_verdict_(kvrelay_source *s, kvrelay_store_ *st) {
   const kvrelay_engine_event *ev = st->ev;
   uint64_t block = s->cfg_.block_size, look_ahead = ev->pairs ? 1 : 0, tokens = ev->tokens_len;
@@ -8441,7 +8472,7 @@ static uint32_t *kvrelay_tag_(kvrelay_source *s, const ckf_member *member, uint6
   return tag;
 }
 
-/* Namespace of events 8.2: own, inherited from the parent, or none; conflicts. */
+/* Namespace: own, inherited from the parent, or none; conflicts. */
 static int kvrelay_namespace_verdict_(kvrelay_source *s, kvrelay_store_ *st) {
   const kvrelay_engine_event *ev = st->ev;
   kvrelay_text own = kvrelay_own_namespace_(s, ev);
@@ -8559,7 +8590,7 @@ static int kvrelay_hash_blocks_(kvrelay_source *s, kvrelay_store_ *st) {
   return KVRELAY_COUNT_LEN;
 }
 
-/* ---- applying (events section 9) ---- */
+/* ---- applying ---- */
 
 /* One more physical copy of each block, under its namespace.  One copy without any needs no tag. */
 static void kvrelay_tag_blocks_(kvrelay_source *s, const kvrelay_store_ *st) {

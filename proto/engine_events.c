@@ -456,7 +456,8 @@ static void read_map_event(cursor *c, reading *r, size_t pairs) {
     settle(r, tag_index(tag));
 }
 
-/* The tail of positional events, events 6.5: up to five slots whose meaning depends on their types.
+/* The tail of positional events (WIRE.md, Engine events): up to five slots whose meaning depends on
+ * their types.
  */
 #define TAIL_SLOTS 5
 static const unsigned tail_order[TAIL_SLOTS] = {FIELD_GROUP, FIELD_KIND, FIELD_WINDOW,

@@ -92,7 +92,7 @@ KVRELAY_PB_MESSAGES(KVRELAY_PB_DECLARE_)
 /*
  * The request of `method` (enum kvrelay_method).  As the functions above, but a subscriber id may
  * have any length and must be UTF-8, else KVRELAY_ERR_MALFORMED: for a request that is part of
- * decoding (contract section 9).  KVRELAY_ERR_UNSUPPORTED: there is no such method.
+ * decoding (WIRE.md, Reading).  KVRELAY_ERR_UNSUPPORTED: there is no such method.
  */
 KVRELAY_MUST_USE int kvrelay_pb_decode_request(int32_t method, const uint8_t *bytes, size_t len,
                                                kvrelay_request *out);

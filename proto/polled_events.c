@@ -4,7 +4,7 @@
 #include <string.h>
 #include <yajl/yajl_parse.h>
 
-/* More than any gap of a stream: what comes behind it is another process's (events 3.2). */
+/* More than any gap of a stream: what comes behind it is another process's. */
 #define ANOTHER_PROCESS (UINT64_C(1) << 33)
 
 /* The value that is open, by its place in an answer. */
@@ -92,7 +92,8 @@ typedef struct answer {
   int err;
   size_t events;
   bool has_first; /* id of the first event whose rank is ours */
-  uint64_t first_id, first_last;
+  uint64_t first_id;
+  bool starts_over; /* some rank's first id is not above its last */
   size_t depth;
   uint8_t places[KVRELAY_POLLED_DEPTH_MAX + 1], member; /* last key's place in `members` */
   reading r;
@@ -407,6 +408,19 @@ static bool take_number(answer *a) {
   return true;
 }
 
+/* What the number says of the process that answers. */
+static void look_at_number(answer *a) {
+  const uint64_t *last = last_id_of(a);
+  if (last == NULL)
+    return;
+  bool *spoke = &a->p->spoke_[last - a->p->last_ids_];
+  a->starts_over |= !*spoke && *last != UINT64_MAX && a->r.id <= *last;
+  *spoke = true;
+  if (!a->has_first)
+    a->first_id = a->r.id;
+  a->has_first = true;
+}
+
 static void begin_event(answer *a) {
   memset(&a->r, 0, sizeof a->r);
   a->r.rank = a->p->cfg_.rank_start;
@@ -419,12 +433,8 @@ static void end_event(answer *a) {
   const bool numbered = has(r, KEY_EVENT_ID) && (r->bad & head) == 0;
   a->events++;
   if (a->s == NULL) {
-    const uint64_t *last = numbered && !a->has_first ? last_id_of(a) : NULL;
-    if (last != NULL) {
-      a->has_first = true;
-      a->first_id = r->id;
-      a->first_last = *last;
-    }
+    if (numbered)
+      look_at_number(a);
     return;
   }
   if (!numbered) {
@@ -546,13 +556,14 @@ static void forget(kvrelay_polled *p) {
   p->stored_ = false;
 }
 
-/* The number of an answer: the next one, unless its first id says that the engine started anew. */
+/* The number of an answer: the next one, unless its ids say that the engine started anew. */
 static uint64_t number_of(kvrelay_polled *p, const answer *a) {
-  if (a->has_first && a->first_last != UINT64_MAX && a->first_id <= a->first_last) {
+  const bool beginning = a->has_first && a->first_id == 0;
+  if (a->starts_over) {
     forget(p);
-    p->sequence_ = a->first_id == 0 ? 0 : p->sequence_ + ANOTHER_PROCESS;
-  } else if (p->sequence_ == 0 && a->first_id != 0)
-    p->sequence_ = 1; /* not the engine's beginning */
+    p->sequence_ = beginning ? 0 : p->sequence_ + ANOTHER_PROCESS;
+  } else if (p->sequence_ == 0 && !beginning)
+    p->sequence_ = 1; /* an answer without ids of ours tells nothing of what went before */
   return p->sequence_++;
 }
 
@@ -560,6 +571,7 @@ int kvrelay_polled_feed(kvrelay_polled *p, kvrelay_source *s, const uint8_t *jso
                         uint64_t now_ns) {
   answer a = {.p = p}, applied = {.p = p, .s = s, .now_ns = now_ns};
   kvrelay_source_batch batch;
+  memset(p->spoke_, 0, p->cfg_.ranks * sizeof *p->spoke_);
   const bool whole = read_answer(&a, json, len);
   if (whole && a.events == 0)
     return KVRELAY_OK;
@@ -584,7 +596,7 @@ size_t kvrelay_polled_mem_size(const kvrelay_polled_config *cfg) {
   if (cfg->block_size == 0 || cfg->ranks == 0 || cfg->ranks > 65536 || cfg->max_tokens < 64 ||
       cfg->max_tokens > (size_t)1 << 28)
     return 0;
-  return cfg->ranks * sizeof(uint64_t) + cfg->max_tokens * sizeof(uint32_t) +
+  return cfg->ranks * (sizeof(uint64_t) + sizeof(bool)) + cfg->max_tokens * sizeof(uint32_t) +
          blocks_cap(cfg) * (sizeof(uint64_t) + sizeof(kvrelay_mm_object)) +
          2 * KVRELAY_POLLED_TEXT_MAX + 16;
 }
@@ -607,7 +619,9 @@ int kvrelay_polled_init(kvrelay_polled *p, const kvrelay_polled_config *cfg, voi
   p->mm_objects_ = (kvrelay_mm_object *)(void *)at;
   at += p->blocks_cap_ * sizeof *p->mm_objects_;
   p->tokens_ = (uint32_t *)(void *)at;
-  p->texts_ = at + cfg->max_tokens * sizeof *p->tokens_;
+  at += cfg->max_tokens * sizeof *p->tokens_;
+  p->spoke_ = (bool *)at;
+  p->texts_ = at + cfg->ranks * sizeof *p->spoke_;
   forget(p);
   return KVRELAY_OK;
 }

@@ -38,6 +38,7 @@ typedef struct kvrelay_polled_config {
 typedef struct kvrelay_polled {
   kvrelay_polled_config cfg_;
   uint64_t *last_ids_; /* by rank; UINT64_MAX = none yet */
+  bool *spoke_;        /* by rank: in the answer that is read */
   uint64_t *externals_;
   uint32_t *tokens_;
   kvrelay_mm_object *mm_objects_;

@@ -6,13 +6,14 @@ import json
 import os
 import re
 import socket
+import subprocess
 import sys
 import threading
 import time
 from concurrent import futures
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from support.daemon import Daemon, check, finish, kvrelay, pool_yaml  # noqa: E402
+from support.daemon import BIN, Daemon, check, finish, kvrelay, pool_yaml  # noqa: E402
 from support.messages import BUCKETS, MARKER, RELAY, catalog, chunk, delta, heartbeat, pool, producer, update  # noqa: E402
 from support.reading import trace_path  # noqa: E402
 
@@ -66,6 +67,11 @@ REQUESTS = {
 }
 
 
+MANY = 5000
+GREATEST = 2**64 - 1
+NO_TEXT = b"a\xff" + "€".encode() * 60  # cut in the middle wherever the room ends
+
+
 class FalseRelay(grpc.GenericRpcHandler):
     """A small relay that keeps the contract, but for what `broken` names."""
 
@@ -74,6 +80,7 @@ class FalseRelay(grpc.GenericRpcHandler):
         self.pools = [pool()] if pools is None else pools
         self.subscriptions = 0
         self.open_pools = {}  # by peer
+        self.catalogs = {}  # likewise
         self.lock = threading.Lock()
         self.server = grpc.server(futures.ThreadPoolExecutor(64))
         self.server.add_generic_rpc_handlers((self,))
@@ -85,13 +92,15 @@ class FalseRelay(grpc.GenericRpcHandler):
         if not details.method.startswith(SERVICE) or method not in REQUESTS or method in self.without:
             if self.broken == "another status for an unknown method":
                 return grpc.unary_unary_rpc_method_handler(lambda _, context: context.abort(grpc.StatusCode.NOT_FOUND, "what is that?"))
+            if self.broken == "a refusal that is no text":
+                return grpc.unary_unary_rpc_method_handler(lambda _, context: self.refuse(context, grpc.StatusCode.NOT_FOUND))
             return None
         return grpc.unary_stream_rpc_method_handler(lambda request, context: self.serve(method, request, context))
 
     def refuse(self, context, code, reason=None):
         if reason:
             context.set_trailing_metadata((("kv-relay-error-reason", "RELAY_ERROR_REASON_" + reason),))
-        context.abort(code, "refused")
+        context.abort(code, NO_TEXT if self.broken == "a refusal that is no text" else "refused")
 
     def admit(self, method, request, context):
         """The checks of the contract, in its order."""
@@ -140,8 +149,13 @@ class FalseRelay(grpc.GenericRpcHandler):
         if self.broken == "two answers":
             yield info
 
-    def WatchKvPoolCatalog(self, *_):
-        yield catalog(*self.pools)
+    def WatchKvPoolCatalog(self, _, context):
+        with self.lock:
+            self.catalogs[context.peer()] = self.catalogs.get(context.peer(), 0) + 1
+        first = self.catalogs[context.peer()] == 1
+        pools = [] if first and self.broken == "the first catalog of a connection is empty" else self.pools
+        update = catalog(*pools, revision=GREATEST if self.broken == "the greatest numbers" else 1)
+        yield update.replace(b"zz", b"z\xff").replace(b"yy", b"y\xff") if self.broken == "names that are no text" else update
 
     def SubscribeServingReadiness(self, *_):
         link = producer(scope=b"x" * 16 if self.broken == "a link to nowhere" else b"s" * 16).pool_id
@@ -149,10 +163,20 @@ class FalseRelay(grpc.GenericRpcHandler):
         members = [] if self.broken == "an entry without members" else [member]
         entry = pb.TopologyEntry(namespace="a", canonical_model_id="m", state=2, present_roles=[4], members=members)
         entries = [entry] * (2 if self.broken == "an entry twice" else 1)
+        if self.broken == "the last of many entries twice":
+            many = [pb.TopologyEntry() for _ in range(MANY)]
+            for i, one in enumerate(many):
+                one.CopyFrom(entry)
+                one.canonical_model_id = f"m{min(i, MANY - 2):05}"
+            entries += many
         yield pb.ServingReadinessUpdate(protocol_version=1, relay=RELAY, revision=1, entries=entries, contract_marker=MARKER).SerializeToString()
 
     def SubscribeKvPoolLoad(self, _, context):
-        loads = [pb.KvPoolLoadEntry(producer=p.producer, kv_expected_ranks=1, kv_observed_ranks=2 if self.broken == "more ranks than there are" else 1) for p in self.pools]
+        pools = [p.producer for p in self.pools]
+        if self.broken == "the last of many pools twice":
+            pools = [producer(scope=min(i, MANY - 2).to_bytes(16, "big")) for i in range(MANY)]
+        used = GREATEST if self.broken == "the greatest numbers" else 0
+        loads = [pb.KvPoolLoadEntry(producer=p, kv_used_blocks=used, total_kv_blocks=used, kv_expected_ranks=1, kv_observed_ranks=2 if self.broken == "more ranks than there are" else 1) for p in pools]
         window = 0
         while context.is_active():
             window += 0 if self.broken == "a window again and again" else 1
@@ -168,6 +192,8 @@ class FalseRelay(grpc.GenericRpcHandler):
             self.open_pools[context.peer()] = self.open_pools.get(context.peer(), 0) + 1
         if self.broken == "places are never given back" and self.open_pools[context.peer()] > 2:
             self.refuse(context, grpc.StatusCode.INTERNAL, "INTERNAL")
+        if self.broken == "the greatest numbers":
+            yield update(3, GREATEST, 2**63, b"", sent_us=GREATEST, of=self.pools[0].producer)
         words = bytes([number % 256] * 8) + bytes(8 * BUCKETS - 8) if self.broken == "a filter for everybody" else bytes(8 * BUCKETS)
         first, second = chunk(0, words=words), chunk(1, words=words)
         yield second if self.broken == "the second chunk first" else first
@@ -189,8 +215,10 @@ BREAKS = {
     "the marker is ignored": {"W2"},
     "an entry without members": {"W8"},
     "an entry twice": {"W8"},
+    "the last of many entries twice": {"W8"},
     "unknown fields are refused": {"W10"},
     "more ranks than there are": {"W12"},
+    "the last of many pools twice": {"W12"},
     "a window again and again": {"W12"},
     "another status for an unknown method": {"W13"},
     "a gap": {"H1"},
@@ -200,6 +228,7 @@ BREAKS = {
     "a link to nowhere": {"I8"},
     "no second call beside a filter stream": {"X7"},
     "another status for what does not decode": {"X9"},
+    "a refusal that is no text": {"W13"},
 }
 
 
@@ -233,6 +262,49 @@ def bad_catalogs():
         check(f"a catalog {name}: I3 tells", code == 1 and verdicts["I3"] == "failed", (code, verdicts, why, err))
 
 
+def two_catalogs():
+    relay = FalseRelay("the first catalog of a connection is empty")
+    code, verdicts, why, err = judged(relay)
+    relay.server.stop(None)
+    check("another catalog of the same revision: I3 tells", code == 1 and verdicts["I3"] == "failed" and "differ" in why["I3"], (code, verdicts, why, err))
+
+
+def greatest_numbers():
+    first = pool()
+    first.producer.layout_generation = first.producer.producer_incarnation = GREATEST
+    relay = FalseRelay("the greatest numbers", pools=[first])
+    code, out, err = kvrelay("catalog", relay.address, "--json")
+    shown = json.loads(out)
+    good = shown["revision"] == str(GREATEST) and shown["pools"][0]["layout_generation"] == str(GREATEST)
+    check("catalog --json shows numbers of 64 bits as they are", good and shown["pools"][0]["producer_incarnation"] == hex(GREATEST), (code, out, err))
+    code, out, err = kvrelay("watch", relay.address, "--json", "--count", "1")
+    shown = json.loads(out)
+    good = [shown[key] for key in ("base_sequence", "sequence", "send_ts_us")] == [str(GREATEST), str(2**63), str(GREATEST)]
+    age_us = int(time.time() * 1e6) - GREATEST
+    check("watch --json as well, and a frame from the far future is not old", good and abs(int(shown["age_us"]) - age_us) < 60e6, (code, out, err))
+    code, out, err = kvrelay("query", relay.address, "--json", "--timeout", "1", "--model", "m", "--token-ids", "1-4")
+    answer = json.loads(out)["answers"][0]
+    good = code == 2 and answer["kv_used_blocks"] == answer["total_kv_blocks"] == str(GREATEST)
+    check("query --json as well", good, (code, out, err))
+    relay.server.stop(None)
+
+
+def texts():
+    relay = FalseRelay("names that are no text", pools=[pool(endpoint="zz", aliases=["yy"])])
+    name = os.fsdecode(b"no\xffname")
+    code, out, err = kvrelay("conform", relay.address, "--json", "--timeout", "3", "--pool", name)
+    why = {line["id"]: line.get("why", "") for line in map(json.loads, out.splitlines())}
+    check("conform --json: no line is lost to a name that is no text", len(why) == 16 and "no\ufffdname" in why["T2"], (code, out, err))
+    code, out, err = kvrelay("catalog", relay.address, "--json", "--timeout", "3")
+    shown = json.loads(out)["pools"][0] if out else {}
+    good = shown.get("endpoint") == "a/b/z\ufffd" and shown["models"][0]["aliases"] == ["y\ufffd"]
+    check("catalog --json: likewise", good, (code, out, err))
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([os.path.join(BIN, "kvrelay"), "info", relay.address, "--json"], stdout=full, stderr=subprocess.PIPE, check=False)
+    check("a line that cannot be written is told", done.returncode == 71 and b"cannot be" in done.stderr, done)
+    relay.server.stop(None)
+
+
 def little_to_judge():
     relay = FalseRelay(pools=[], without=("SubscribeServingReadiness", "SubscribeKvPoolLoad"))
     code, verdicts, why, err = judged(relay)
@@ -258,6 +330,9 @@ def main():
     our_relay()
     broken_relays()
     bad_catalogs()
+    two_catalogs()
+    greatest_numbers()
+    texts()
     little_to_judge()
     finish()
 

@@ -178,10 +178,10 @@ def asked(address):
 CONFLICTS = """version: 1
 relay: {dc: dc-a}
 endpoints:
-  - {namespace: a, component: one, endpoint: g, model: x, aliases: [chat, x, same], block_size: 4, workers: [{id: 1, events: {type: trace, file: f}}]}
-  - {namespace: a, component: two, endpoint: g, model: y, aliases: [x, same, fine, fine], block_size: 4, workers: [{id: 1, events: {type: trace, file: f}}]}
-  - {namespace: a, component: three, endpoint: g, model: z, block_size: 4, semantics: {a: b}, routing_scope: {c: d}, workers: [{id: 1, events: {type: trace, file: f}}]}
-  - {namespace: a, component: four, endpoint: g, model: w, block_size: 4, semantics: {a: b}, routing_scope: {c: d}, workers: [{id: 1, events: {type: trace, file: f}}]}
+  - {namespace: a, component: one, endpoint: g, model: x, aliases: [chat, x, same], block_size: 4, workers: [{id: 1, events: {type: engine, endpoint: "tcp://127.0.0.1:5557"}}]}
+  - {namespace: a, component: two, endpoint: g, model: y, aliases: [x, same, fine, fine], block_size: 4, workers: [{id: 1, events: {type: engine, endpoint: "tcp://127.0.0.1:5557"}}]}
+  - {namespace: a, component: three, endpoint: g, model: z, block_size: 4, semantics: {a: b}, routing_scope: {c: d}, workers: [{id: 1, events: {type: engine, endpoint: "tcp://127.0.0.1:5557"}}]}
+  - {namespace: a, component: four, endpoint: g, model: w, block_size: 4, semantics: {a: b}, routing_scope: {c: d}, workers: [{id: 1, events: {type: engine, endpoint: "tcp://127.0.0.1:5557"}}]}
   - {namespace: a, component: five, endpoint: g, model: v, block_size: 4, workers: [{id: 1}]}
   - {namespace: a, component: six, endpoint: g, model: u, block_size: 4}
 """

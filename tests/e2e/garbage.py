@@ -4,6 +4,7 @@
 
 import os
 import random
+import re
 import resource
 import socket
 import subprocess
@@ -14,6 +15,7 @@ import time
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from support.daemon import BIN, Daemon, check, finish, kvrelay, pool_yaml  # noqa: E402
 from support.engine import Engine, pack, stored  # noqa: E402
+from support.reading import trace_path  # noqa: E402
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 SETTINGS = b"\0\0\0\4\0\0\0\0\0"
@@ -134,6 +136,7 @@ def configuration():
             file.write(good.replace("ranks: 1", "ranks: 0"))
         done = subprocess.run([os.path.join(BIN, "kvrelayd"), "--check", path], capture_output=True, text=True, timeout=30, check=False)
         check("a worker without ranks is accepted with a warning", done.returncode == 0 and "warning:" in done.stderr and "workers[0].ranks:" in done.stderr, done)
+        recordings(folder)
         done = subprocess.run([os.path.join(BIN, "kvrelayd"), "--config", path + ".no"], capture_output=True, text=True, timeout=30, check=False)
         check("a missing file ends with 69", done.returncode == 69 and "cannot be read" in done.stderr, done)
         done = subprocess.run([os.path.join(BIN, "kvrelayd"), "--no-such-flag"], capture_output=True, text=True, timeout=30, check=False)
@@ -148,6 +151,42 @@ def configuration():
                 preexec_fn=lambda n=files: resource.setrlimit(resource.RLIMIT_NOFILE, (n, n)),
             )
             check(f"no more than {files} files: an end with a reason", done.returncode in (69, 71) and "Too many open files" in done.stderr, done)
+
+
+def recordings(folder):
+    """What a recording can get wrong is told before anything starts; relative paths start at the folder of the file."""
+    with open(trace_path("vllm0.32.0_plain"), "rb") as file:
+        whole = file.read()
+    for name, data in (("whole", whole), ("cut", whole[:-3]), ("text", b"no recording at all")):
+        with open(os.path.join(folder, name), "wb") as file:
+            file.write(data)
+    cases = (
+        ("that is whole", 1, "whole", 0, []),
+        ("that is not there", 1, "none.trace", 69, ["events.file:", "none.trace", "No such file", "relative path"]),
+        ("that is cut", 1, "cut", 69, ["events.file:", "the file ends", "at byte"]),
+        ("that is none", 1, "text", 69, ["events.file:", "no whole recording"]),
+        ("of two ranks", 2, "whole", 78, ["events.file:", "ranks: 1", "rank_port_step: 0"]),
+        ("of two ranks on one socket", 2, "whole\n          rank_port_step: 0", 0, []),
+    )
+    path = os.path.join(folder, "recording.yaml")
+    for name, ranks, file_name, code, words in cases:
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(pool_yaml([(7, 0, ranks, ["type: trace", f"file: {file_name}"])]))
+        for option in ("--check", "--config")[: 2 if code else 1]:
+            done = subprocess.run([os.path.join(BIN, "kvrelayd"), option, path], capture_output=True, text=True, timeout=30, check=False)
+            good = done.returncode == code and all(word in done.stderr for word in words) and ("fine" in done.stdout) == (code == 0)
+            check(f"a recording {name} ({option})", good, f"{done.returncode}\n{done.stdout}{done.stderr}")
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(pool_yaml([(7, 0, 1, ["type: trace", "file: whole"])]).replace("expected_unique_blocks: 1000", "expected_unique_blocks: 53687091"))
+    done = subprocess.run(
+        [os.path.join(BIN, "kvrelayd"), "--check", path], capture_output=True, text=True, timeout=30, check=False
+    )
+    told = re.search(r"memory at worst (\d+) bytes", done.stdout)
+    check("--check tells the memory of the largest filter", done.returncode == 0 and told and int(told.group(1)) > 4 << 30, done)
+    with Daemon(pool_yaml([(7, 0, 1, ["type: trace", f"file: {trace_path('vllm0.32.0_plain')}"])])) as daemon:
+        logged = int(daemon.wait_for(r"event=memory worst_case_bytes=(\d+)").group(1))
+        done = subprocess.run([os.path.join(BIN, "kvrelayd"), "--check", daemon.config], capture_output=True, text=True, timeout=30, check=False)
+        check("--check tells the memory that the daemon takes", f"memory at worst {logged} bytes" in done.stdout, (logged, done.stdout))
 
 
 def main():

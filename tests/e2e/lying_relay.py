@@ -67,6 +67,11 @@ def streams(relay):
         code, out, err = relay.query("--json", updates=updates)
         answers = json.loads(out)["answers"] if out else []
         check(f"{name}: not decided, and no number", code == 2 and all(a["depth_blocks"] is None for a in answers), (code, out, err))
+    two = catalog(pool(), pool(endpoint="d", scope=b"t" * 16))
+    code, out, err = relay.query("--json", catalogs=[two])
+    states = sorted((a["state"], a["depth_blocks"]) for a in json.loads(out)["answers"]) if out else []
+    check("one pool says no, the other nothing: not decided", (code, states) == (2, [("known", 0), ("unknown", None)]), (code, out, err))
+    check("and --timeout is named", "--timeout" in err, err)
     for sent_us in (2**63, 2**64 - 1):
         code, out, err = relay.ask("watch", "--count", "2", updates=[chunk(0, sent_us=sent_us), chunk(1, sent_us=sent_us)])
         check(f"watch: a relay whose clock says {sent_us}", code == 0 and len(out.splitlines()) >= 2, (code, out, err))

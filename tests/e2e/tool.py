@@ -63,6 +63,8 @@ def answers(daemon):
     check("catalog --json", code == 0 and pool["endpoint"] == "prod/backend/generate" and pool["verdict"] == "ok", out)
     code, out, _ = kvrelay("query", at, "--model", "chat", "--token-ids", "100-195")
     check("query: full match is 0", code == 0 and "3" in out, (code, out))
+    code, out, _ = kvrelay("query", at, "--model", "chat", "--token-ids", "100-163,7000-7031")
+    check("query: partial match is 0", code == 0 and "partial match" in out, (code, out))
     code, out, _ = kvrelay("query", at, "--model", "chat", "--token-ids", "7000-7127")
     check("query: no match is 1", code == 1, (code, out))
     code, out, _ = kvrelay("query", at, "--model", "chat", "--token-ids", "1-5", "--json")

@@ -25,12 +25,47 @@ void sim_fail(sim *s, const char *format, ...) {
   va_end(list);
 }
 
-void *sim_alloc(size_t len) {
-  void *const mem = malloc(len ? len : 1);
-  if (!mem)
+void sim_count(sim *s, int32_t what) { s->counts[what]++; }
+
+/* Before the memory its length, and up to its beginning, as behind it, bytes to be kept. */
+enum { HEAD = sizeof(size_t), EDGE = 16, KEPT = 0xC3 };
+
+void *sim_alloc(sim *s, size_t len) {
+  const size_t shift = EDGE + sim_below(s, EDGE);
+  uint8_t *const base = malloc(HEAD + shift + len + EDGE);
+  if (!base)
     abort();
+  memcpy(base, &len, HEAD);
+  memset(base + HEAD, KEPT, shift + len + EDGE);
+  uint8_t *const mem = base + HEAD + shift;
+  mem[-1] = (uint8_t)shift;
   memset(mem, 0x5A, len);
   return mem;
+}
+
+void sim_free(sim *s, void *mem) {
+  const uint8_t *const at = mem;
+  size_t len, wrong = 0;
+  if (!mem)
+    return;
+  const size_t shift = at[-1] < 2 * EDGE ? at[-1] : EDGE;
+  uint8_t *const base = (uint8_t *)mem - shift - HEAD;
+  memcpy(&len, base, HEAD);
+  for (int i = 0; i < EDGE; i++)
+    wrong += (at + len)[i] != KEPT || (i > 1 && at[-i] != KEPT);
+  if (wrong || at[-1] != shift)
+    sim_fail(s, "written outside of %zu bytes of memory", len);
+  free(base);
+}
+
+void *sim_grow(void *items, size_t len, size_t *cap, size_t size) {
+  if (len < *cap)
+    return items;
+  *cap = *cap ? 2 * *cap : 16;
+  void *const more = realloc(items, *cap * size);
+  if (!more)
+    abort();
+  return more;
 }
 
 /* Everything that is due at this moment. */
@@ -83,6 +118,8 @@ static void check_all(sim *s) {
     for (uint32_t c = 0; c < s->plan.consumers; c++)
       sim_check_link(s, r, c);
   }
+  for (uint32_t c = 0; c < s->plan.consumers; c++)
+    sim_check_answers(s, c);
 }
 
 static void step(sim *s) {
@@ -93,8 +130,8 @@ static void step(sim *s) {
   if (s->plan.consumers)
     sim_link_step(s, sim_below(s, s->plan.relays), sim_below(s, s->plan.consumers));
   run_to(s, s->now + pause);
-  s->steps++;
-  if (s->steps % 8 == 0)
+  sim_count(s, SIM_STEP);
+  if (s->counts[SIM_STEP] % 8 == 0)
     check_all(s);
 }
 
@@ -107,10 +144,9 @@ static void lift_faults(sim *s) {
 }
 
 const char *sim_run(const sim_plan *plan, sim *s) {
-  const uint64_t steps = s->steps, checked = s->checked, answers = s->answers, whole = s->whole,
-                 partial = s->partial;
+  uint64_t counts[SIM_COUNTS_LEN];
+  memcpy(counts, s->counts, sizeof counts);
   memset(s, 0, sizeof *s);
-  s->steps = 0;
   s->plan = *plan;
   s->rng = plan->seed * UINT64_C(0x9E3779B97F4A7C15) + 1;
   s->now = SIM_SECOND;
@@ -141,14 +177,13 @@ const char *sim_run(const sim_plan *plan, sim *s) {
       sim_link_close(s, r, c);
   for (uint32_t r = 0; r < p->relays; r++)
     sim_relay_close(s, r);
-  for (size_t i = 0; i < s->lines_len; i++)
+  for (size_t i = 0; i < s->lines_len; i++) {
     free(s->lines[i].published);
+    free(s->lines[i].loads);
+  }
   free(s->lines);
   s->lines = NULL;
-  s->steps += steps;
-  s->checked += checked;
-  s->answers += answers;
-  s->whole += whole;
-  s->partial += partial;
+  for (int i = 0; i < SIM_COUNTS_LEN; i++)
+    s->counts[i] += counts[i];
   return s->failure[0] ? s->failure : NULL;
 }

@@ -28,12 +28,7 @@ static bool holds(const sim_engine *e, uint32_t rank, uint32_t number) {
 static void queue_push(sim_queue *q, uint64_t due, size_t at) {
   if (q->first == q->end)
     q->first = q->end = 0;
-  if (q->end == q->cap) {
-    q->cap = q->cap ? 2 * q->cap : 16;
-    q->items = realloc(q->items, q->cap * sizeof *q->items);
-    if (!q->items)
-      abort();
-  }
+  q->items = sim_grow(q->items, q->end, &q->cap, sizeof *q->items);
   if (q->first != q->end && q->items[q->end - 1].due > due)
     due = q->items[q->end - 1].due; /* nothing overtakes by itself */
   q->items[q->end++] = (sim_flight){due, at};
@@ -117,28 +112,29 @@ static bool event_any(sim *s, const sim_pool *p, sim_engine *e, uint32_t rank, s
 /* The live message on its way, with what can happen to it. */
 static void broadcast(sim *s, sim_engine *e, size_t at) {
   const uint64_t due = s->now + (s->calm ? 1 : 1 + sim_below(s, 50)) * SIM_MS;
-  if (!e->source_mem || !e->connected || (!s->calm && sim_once(s, 25)))
+  if (!e->source_mem || !e->connected)
     return;
+  if (!s->calm && sim_once(s, 25)) {
+    sim_count(s, SIM_BATCH_LOST);
+    return;
+  }
   queue_push(&e->live, due, at);
   if (s->calm || !sim_once(s, 60))
     return;
   e->excused = true; /* taken for another process, whose answer may stay away */
   sim_flight *const last = &e->live.items[e->live.end - 1];
   if (sim_once(s, 2)) {
+    sim_count(s, SIM_BATCH_TWICE);
     queue_push(&e->live, due, at);
   } else if (e->live.end - e->live.first > 1) {
+    sim_count(s, SIM_BATCH_SWAPPED);
     last->at = last[-1].at;
     last[-1].at = at;
   }
 }
 
 static void publish(sim *s, sim_pool *p, sim_engine *e, bool empty) {
-  if (e->batches_len == e->batches_cap) {
-    e->batches_cap = e->batches_cap ? 2 * e->batches_cap : 32;
-    e->batches = realloc(e->batches, e->batches_cap * sizeof *e->batches);
-    if (!e->batches)
-      abort();
-  }
+  e->batches = sim_grow(e->batches, e->batches_len, &e->batches_cap, sizeof *e->batches);
   sim_batch *const b = &e->batches[e->batches_len];
   memset(b, 0, sizeof *b);
   b->sequence = e->first_sequence + (e->batches_len - e->process_at);
@@ -166,14 +162,23 @@ static void answer(sim *s, sim_engine *e, uint64_t from) {
   uint64_t due = s->now + (1 + sim_below(s, 100)) * SIM_MS;
   if (oldest != e->process_at || hole == 0)
     e->excused = true;
+  sim_count(s, SIM_REPLAY);
+  if (gap)
+    sim_count(s, SIM_REPLAY_SLOW);
+  if (oldest != e->process_at && from < e->batches[oldest].sequence)
+    sim_count(s, SIM_REPLAY_PAST);
   for (size_t at = oldest; at < e->batches_len; at++) {
     if (e->batches[at].sequence < from)
       continue;
     due += gap;
+    if (sent == hole)
+      sim_count(s, SIM_REPLAY_HOLE);
     if (sent < hole || sent >= hole + holes)
       queue_push(&e->replies, due, at);
-    if (++sent > hole && holes == 5)
+    if (++sent > hole && holes == 5) {
+      sim_count(s, SIM_REPLAY_ENDLESS);
       return; /* and no marker */
+    }
   }
   queue_push(&e->replies, due, SIZE_MAX);
 }
@@ -198,11 +203,12 @@ void sim_engine_follow(sim *s, sim_pool *p, sim_engine *e) {
   cfg.recovery_interval_ns = (1 + sim_below(s, 20)) * SIM_SECOND;
   cfg.silent_after_ns = SILENT_AFTER_S * SIM_SECOND;
   const size_t len = kvrelay_source_mem_size(&cfg);
-  e->source_mem = sim_alloc(len);
+  e->source_mem = sim_alloc(s, len);
   if (kvrelay_source_init(&e->source, &cfg, &p->state, e->source_mem, len - 1, s->now) !=
           KVRELAY_ERR_NOSPACE ||
       kvrelay_source_init(&e->source, &cfg, &p->state, e->source_mem, len, s->now) != KVRELAY_OK)
     sim_fail(s, "a source cannot be made, or has too little memory");
+  sim_count(s, SIM_SHORT_MEMORY);
   memset(e->seen, 0, sizeof e->seen);
   e->restarts = e->again = 0;
   e->applied = SIZE_MAX;
@@ -213,8 +219,8 @@ void sim_engine_follow(sim *s, sim_pool *p, sim_engine *e) {
     sim_fail(s, "a source cannot begin");
 }
 
-void sim_engine_leave(sim_engine *e) {
-  free(e->source_mem);
+void sim_engine_leave(sim *s, sim_engine *e) {
+  sim_free(s, e->source_mem);
   e->source_mem = NULL;
   queue_clear(&e->live);
   queue_clear(&e->replies);
@@ -283,6 +289,7 @@ static void feed_batch(sim *s, sim_pool *p, sim_engine *e, const kvrelay_source_
     e->seen[k] |= e->batches[at].holds[k];
   if (!b->payload || b->len != sizeof payload) {
     e->excused = true;
+    sim_count(s, b->payload ? SIM_BATCH_UNREADABLE : SIM_BATCH_LARGE);
     if (kvrelay_source_lost(&e->source,
                             b->payload ? KVRELAY_COUNT_PAYLOAD_MALFORMED
                                        : KVRELAY_COUNT_PAYLOAD_TOO_LARGE,
@@ -316,8 +323,7 @@ static uint64_t check_rank(sim *s, sim_pool *p, const sim_engine *e, uint32_t ra
   if (gone & ~may_be)
     sim_fail(s, "worker %llu rank %u: %llx is gone", (unsigned long long)e->worker, rank,
              (unsigned long long)(gone & ~may_be));
-  s->whole += whole;
-  s->partial += !whole;
+  sim_count(s, whole ? SIM_WHOLE : SIM_PARTIAL);
   return known;
 }
 
@@ -327,6 +333,8 @@ static void check_silence(sim *s, const sim_engine *e) {
   const int right = quiet          ? KVRELAY_SOURCE_SILENT
                     : e->connected ? KVRELAY_SOURCE_LIVE
                                    : KVRELAY_SOURCE_CONNECTING;
+  if (quiet)
+    sim_count(s, SIM_ENGINE_SILENT);
   if (state != right && state != KVRELAY_SOURCE_REPLAY)
     sim_fail(s, "worker %llu: state %d, not %d", (unsigned long long)e->worker, state, right);
 }
@@ -353,7 +361,9 @@ static void take(sim *s, sim_pool *p, sim_engine *e) {
     queue_clear(&e->replies);
   const bool dumb = !e->connected || (!s->calm && sim_once(s, 8));
   e->excused |= dumb;
-  if (!dumb)
+  if (dumb)
+    sim_count(s, SIM_REPLAY_NONE);
+  else
     answer(s, e, from);
 }
 
@@ -423,16 +433,19 @@ void sim_engine_step(sim *s, sim_pool *p, sim_engine *e) {
   }
   switch (sim_below(s, 150)) {
   case 0: /* another process */
+    sim_count(s, SIM_ENGINE_PROCESS);
     connect(s, e, false);
     process_begin(s, e);
     e->back_at = s->now + (1 + sim_below(s, 5000)) * SIM_MS;
     break;
   case 1:
   case 2:
+    sim_count(s, SIM_ENGINE_LEFT);
     connect(s, e, false);
     e->back_at = s->now + (1 + sim_below(s, 20000)) * SIM_MS;
     break;
   case 3: /* gone for so long that its blocks are */
+    sim_count(s, SIM_ENGINE_CLEARED);
     if (e->source_mem && kvrelay_source_clear(&e->source, s->now) != KVRELAY_OK)
       sim_fail(s, "a source cannot be cleared");
     e->applied = SIZE_MAX;

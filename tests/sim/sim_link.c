@@ -8,16 +8,21 @@ void sim_link_open(sim *s, uint32_t r, uint32_t c) {
   sim_link *const l = &s->links[r][c];
   kvrelay_consumer_config consumer = kvrelay_consumer_config_default();
   consumer.max_pools = SIM_POOLS_CAP;
-  consumer.catalog_bytes = 1 << 15;
+  consumer.catalog_bytes = consumer.readiness_bytes = 1 << 15;
   consumer.jitter_seed = sim_draw(s);
   const size_t len = kvrelay_consumer_mem_size(&consumer);
-  l->consumer_mem = sim_alloc(len);
-  if (kvrelay_consumer_init(&l->consumer, &consumer, l->consumer_mem, len, s->now) != KVRELAY_OK)
-    sim_fail(s, "a consumer cannot be made");
+  l->consumer_mem = sim_alloc(s, len);
+  if (kvrelay_consumer_init(&l->consumer, &consumer, l->consumer_mem, len - 1, s->now) !=
+          KVRELAY_ERR_NOSPACE ||
+      kvrelay_consumer_init(&l->consumer, &consumer, l->consumer_mem, len, s->now) != KVRELAY_OK)
+    sim_fail(s, "a consumer cannot be made, or in too little memory");
+  sim_count(s, SIM_SHORT_MEMORY);
   kvrelay_client_config client = kvrelay_client_config_default(&l->consumer);
   l->starved = sim_once(s, 12);
-  if (l->starved)
+  if (l->starved) {
+    sim_count(s, SIM_STARVED);
     client.max_replica_bytes = 4096;
+  }
   kvrelay_mem_config mem = kvrelay_mem_config_default();
   mem.clock_ns = &s->now;
   mem.delay_ns = sim_below(s, 150) * SIM_MS;
@@ -37,7 +42,7 @@ void sim_link_close(sim *s, uint32_t r, uint32_t c) {
   sim_link *const l = &s->links[r][c];
   kvrelay_mem_close(l->mem);
   kvrelay_client_close(l->client);
-  free(l->consumer_mem);
+  sim_free(s, l->consumer_mem);
 }
 
 /* Lifts what is due to be lifted, and lets something happen. */
@@ -55,23 +60,29 @@ void sim_link_step(sim *s, uint32_t r, uint32_t c) {
     return;
   switch (sim_below(s, 600)) {
   case 0:
+    sim_count(s, SIM_CUT);
     kvrelay_mem_cut(l->mem);
     break;
   case 1:
+    sim_count(s, SIM_REFUSED);
     kvrelay_mem_refuse(l->mem, true);
     kvrelay_mem_cut(l->mem);
     l->refuse_until = s->now + sim_below(s, 20000) * SIM_MS + 1;
     break;
   case 2:
+    sim_count(s, SIM_HELD);
     kvrelay_mem_hold(l->mem, 0, true);
+    l->held_from = l->hold_until ? l->held_from : s->now;
     l->hold_until = s->now + sim_below(s, 40000) * SIM_MS + 1;
     l->slow = true;
     break;
   case 3:
+    sim_count(s, SIM_NO_COPY);
     kvrelay_mem_fail_copy(l->mem, sim_below(s, 20));
     break;
   case 4:
   case 5:
+    sim_count(s, SIM_DELAYED);
     kvrelay_mem_delay(l->mem, sim_below(s, 400) * SIM_MS);
     l->slow = true;
     break;

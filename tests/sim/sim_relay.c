@@ -77,13 +77,23 @@ static void pool_prompts(sim *s, sim_pool *p) {
   }
 }
 
+/* The same model in another place. */
+static void pool_prompts_like(sim_pool *p, const sim_pool *other) {
+  memcpy(p->tokens, other->tokens, sizeof p->tokens);
+  memcpy(p->locals, other->locals, sizeof p->locals);
+  memcpy(p->keys, other->keys, sizeof p->keys);
+  memcpy(p->number, other->number, sizeof p->number);
+  memcpy(p->number_keys, other->number_keys, sizeof p->number_keys);
+}
+
 static void pool_describe(uint32_t r, uint32_t i, sim_pool *p) {
   static const int32_t role[] = {KVRELAY_ROLE_AGGREGATED};
   kvrelay_descriptor *const d = &p->descriptor;
   kvrelay_pool_id *const id = &d->producer.pool_id;
   memset(d, 0, sizeof *d);
   memset(&p->registration, 0, sizeof p->registration);
-  snprintf(p->endpoint, sizeof p->endpoint, "e%u", i);
+  for (uint32_t k = 0; k < SIM_SITES; k++)
+    snprintf(p->endpoints[k], sizeof p->endpoints[k], "e%u-%u", i, k);
   snprintf(p->model, sizeof p->model, "m%u", i);
   d->producer.present = id->present = id->domain.present = true;
   id->identity_version = 1;
@@ -92,10 +102,7 @@ static void pool_describe(uint32_t r, uint32_t i, sim_pool *p) {
       (kvrelay_digest){true, {(uint8_t)i, 1}, KVRELAY_DIGEST_LEN, KVRELAY_SOURCE_EXPLICIT};
   id->domain.routing_scope =
       (kvrelay_digest){true, {(uint8_t)i, 2}, KVRELAY_DIGEST_LEN, KVRELAY_SOURCE_EXPLICIT};
-  d->serving_endpoint.present = true;
-  d->serving_endpoint.namespace_ = d->serving_endpoint.component =
-      (kvrelay_text){(const uint8_t *)"sim", 3};
-  d->serving_endpoint.endpoint = (kvrelay_text){(const uint8_t *)p->endpoint, strlen(p->endpoint)};
+  d->serving_endpoint = sim_planes_endpoint(p, 0);
   p->registration.canonical_model_id = (kvrelay_text){(const uint8_t *)p->model, strlen(p->model)};
   p->registration.target =
       (kvrelay_target){true, KVRELAY_TARGET_BASE, p->registration.canonical_model_id, {NULL, 0}};
@@ -128,12 +135,7 @@ static void pool_note(sim *s, const sim_relay *relay, sim_pool *p) {
   if (same && now.words == last->words)
     return;
   sim_depths(p, now.depths);
-  if (line->len == line->cap) {
-    line->cap = line->cap ? 2 * line->cap : 64;
-    line->published = realloc(line->published, line->cap * sizeof now);
-    if (!line->published)
-      abort();
-  }
+  line->published = sim_grow(line->published, line->len, &line->cap, sizeof now);
   line->published[line->len++] = now;
 }
 
@@ -142,23 +144,23 @@ static void pool_publish(sim *s, uint32_t r, uint32_t i) {
   sim_pool *const p = &relay->pools[i];
   pool_describe(r, i, p);
   const size_t len = kvrelay_relay_pool_mem_size(&relay->relay, &p->descriptor);
-  p->pool_mem = sim_alloc(len);
+  p->pool_mem = sim_alloc(s, len);
+  if (kvrelay_relay_pool_add(&relay->relay, &p->descriptor, &p->state, p->pool_mem, len - 1, s->now,
+                             &p->pool) != KVRELAY_ERR_NOSPACE)
+    sim_fail(s, "a pool is published in too little memory");
+  sim_count(s, SIM_SHORT_MEMORY);
   const int err = kvrelay_relay_pool_add(&relay->relay, &p->descriptor, &p->state, p->pool_mem, len,
                                          s->now, &p->pool);
   if (err != KVRELAY_OK) {
     sim_fail(s, "a pool cannot be published: %s", kvrelay_strerror(err));
     return;
   }
-  if (s->lines_len == s->lines_cap) {
-    s->lines_cap = s->lines_cap ? 2 * s->lines_cap : 16;
-    s->lines = realloc(s->lines, s->lines_cap * sizeof *s->lines);
-    if (!s->lines)
-      abort();
-  }
+  s->lines = sim_grow(s->lines, s->lines_len, &s->lines_cap, sizeof *s->lines);
   p->line = s->lines_len++;
   memset(&s->lines[p->line], 0, sizeof s->lines[p->line]);
   s->lines[p->line].producer = kvrelay_pool_descriptor(p->pool)->producer;
   pool_note(s, relay, p);
+  sim_planes_publish(s, p);
   for (uint32_t k = 0; k < SIM_ENGINES; k++)
     sim_engine_follow(s, p, &p->engines[k]);
 }
@@ -168,12 +170,13 @@ static void pool_withdraw(sim *s, uint32_t r, uint32_t i) {
   if (!p->pool)
     return;
   for (uint32_t k = 0; k < SIM_ENGINES; k++)
-    sim_engine_leave(&p->engines[k]);
+    sim_engine_leave(s, &p->engines[k]);
   kvrelay_relay_pool_remove(&s->relays[r].relay, p->pool, s->now);
   s->lines[p->line].withdrawn = true;
   memset(p->pool_mem, 0xA5, 64); /* nobody may look at it any more */
-  free(p->pool_mem);
-  p->pool_mem = NULL;
+  sim_free(s, p->pool_mem);
+  sim_free(s, p->ranks_mem);
+  p->pool_mem = p->ranks_mem = NULL;
   p->pool = NULL;
 }
 
@@ -182,9 +185,11 @@ static void pool_state(sim *s, sim_pool *p) {
   cfg.filter.expected_blocks = 64u << sim_below(s, 6);
   cfg.tags = true;
   const size_t len = ckf_producer_mem_size(&cfg);
-  p->state_mem = sim_alloc(len);
-  if (ckf_producer_init(&p->state, &cfg, p->state_mem, len) != CKF_OK)
-    sim_fail(s, "a producer cannot be made");
+  p->state_mem = sim_alloc(s, len);
+  if (ckf_producer_init(&p->state, &cfg, p->state_mem, len - 1) != CKF_ERR_NOSPACE ||
+      ckf_producer_init(&p->state, &cfg, p->state_mem, len) != CKF_OK)
+    sim_fail(s, "a producer cannot be made, or in too little memory");
+  sim_count(s, SIM_SHORT_MEMORY);
   for (uint32_t i = 0; i < SIM_ENGINES; i++)
     p->engines[i].known = 0;
 }
@@ -196,14 +201,18 @@ static void relay_up(sim *s, uint32_t r) {
   kvrelay_relay_service_config service = kvrelay_relay_service_config_default(&relay->relay);
   relay->cfg.identity.relay_incarnation = ++s->incarnation;
   const size_t len = kvrelay_relay_mem_size(&relay->cfg);
-  relay->mem = sim_alloc(len);
-  if (kvrelay_relay_init(&relay->relay, &relay->cfg, relay->mem, len, s->now) != KVRELAY_OK ||
+  relay->mem = sim_alloc(s, len);
+  sim_count(s, SIM_SHORT_MEMORY);
+  if (kvrelay_relay_init(&relay->relay, &relay->cfg, relay->mem, len - 1, s->now) !=
+          KVRELAY_ERR_NOSPACE ||
+      kvrelay_relay_init(&relay->relay, &relay->cfg, relay->mem, len, s->now) != KVRELAY_OK ||
       kvrelay_relay_service_open(&service, &relay->service) != KVRELAY_TRANSPORT_OK) {
-    sim_fail(s, "a relay cannot be made");
+    sim_fail(s, "a relay cannot be made, or in too little memory");
     return;
   }
   relay->front.to = kvrelay_relay_service_base(relay->service);
   relay->down_until = 0;
+  sim_planes_up(s, r);
   for (uint32_t i = 0; i < s->plan.pools; i++) {
     pool_state(s, &relay->pools[i]);
     pool_publish(s, r, i);
@@ -215,15 +224,21 @@ static void relay_down(sim *s, uint32_t r) {
   sim_relay *const relay = &s->relays[r];
   for (uint32_t i = 0; i < s->plan.pools; i++) {
     pool_withdraw(s, r, i);
-    free(relay->pools[i].state_mem);
+    sim_free(s, relay->pools[i].state_mem);
     relay->pools[i].state_mem = NULL;
   }
   const kvrelay_relay_stats stats = kvrelay_relay_stats_get(&relay->relay);
-  if (stats.catalog_streams + stats.pool_streams != 0)
+  if (stats.catalog_streams + stats.pool_streams + stats.readiness_streams + stats.load_streams !=
+      0)
     sim_fail(s, "relay %u: a permit was not returned", r);
+  s->counts[SIM_END_NOT_FOUND] += stats.refused[KVRELAY_REASON_POOL_NOT_FOUND];
+  s->counts[SIM_END_LIMIT] += stats.refused[KVRELAY_REASON_RESOURCE_LIMIT];
+  s->counts[SIM_END_LAGGED] += stats.lagged;
+  s->counts[SIM_END_PROGRESS] += stats.progress_timeouts;
   kvrelay_relay_service_close(relay->service);
   relay->front.to = NULL;
-  free(relay->mem);
+  sim_planes_down(s, r);
+  sim_free(s, relay->mem);
   relay->mem = NULL;
 }
 
@@ -236,6 +251,7 @@ void sim_relay_open(sim *s, uint32_t r) {
   *cfg = kvrelay_relay_config_default();
   cfg->identity.drt_instance_id = r + 100;
   cfg->max_pools = SIM_POOLS_CAP;
+  cfg->max_members = SIM_POOLS_CAP * SIM_SITES;
   cfg->max_bucket_count = 1024;
   cfg->max_catalog_subscribers = cfg->max_subscribers_per_pool = SIM_CONSUMERS_CAP;
   cfg->max_pool_streams = SIM_CONSUMERS_CAP * SIM_POOLS_CAP;
@@ -243,14 +259,22 @@ void sim_relay_open(sim *s, uint32_t r) {
   cfg->queue_frames = 2u << sim_below(s, 6);
   cfg->encoding_concurrency = 1 + sim_below(s, 4);
   cfg->max_hubs = sim_once(s, 4) ? 1 + sim_below(s, s->plan.pools) : 64;
-  s->relays[r].few_hubs = cfg->max_hubs < s->plan.pools;
+  relay->few_hubs = cfg->max_hubs < s->plan.pools;
+  if (relay->few_hubs)
+    sim_count(s, SIM_FEW_HUBS);
+  cfg->snapshot_progress_ns = (500 + sim_below(s, 4000)) * SIM_MS;
+  cfg->load_windows = 2u << sim_below(s, 4);
   cfg->publication_threshold = 1 + sim_below(s, 20);
   cfg->publication_delay_ns = (1 + sim_below(s, 100)) * SIM_MS;
   for (uint32_t i = 0; i < s->plan.pools; i++) {
-    pool_prompts(s, &relay->pools[i]);
+    if (r == 0)
+      pool_prompts(s, &relay->pools[i]);
+    else
+      pool_prompts_like(&relay->pools[i], &s->relays[0].pools[i]);
     for (uint32_t k = 0; k < SIM_ENGINES; k++)
       sim_engine_open(s, &relay->pools[i].engines[k], 40 + k);
   }
+  sim_planes_open(s, r);
   relay_up(s, r);
 }
 
@@ -279,12 +303,16 @@ static void pool_step(sim *s, uint32_t r, uint32_t i) {
   sim_engine_step(s, p, &p->engines[sim_below(s, SIM_ENGINES)]);
   if (!s->relays[r].front.to)
     return;
+  sim_planes_step(s, r, i);
   if (p->pool) {
     pool_changed(s, r, p);
-    if (!s->calm && sim_once(s, 400))
+    if (!s->calm && sim_once(s, 400)) {
+      sim_count(s, SIM_WITHDRAWN);
       pool_withdraw(s, r, i);
+    }
   } else if (sim_once(s, 4)) {
-    free(p->state_mem);
+    sim_count(s, SIM_PUBLISHED);
+    sim_free(s, p->state_mem);
     pool_state(s, p);
     pool_publish(s, r, i);
   }
@@ -297,7 +325,9 @@ void sim_relay_step(sim *s, uint32_t r) {
     return;
   }
   if (relay->front.to && !s->calm && sim_once(s, 1500)) {
-    if (sim_once(s, 2)) { /* an orderly stop: streams end with OK before connections do */
+    const bool orderly = sim_once(s, 2);
+    sim_count(s, orderly ? SIM_STOPPED : SIM_CRASHED);
+    if (orderly) { /* an orderly stop: streams end with OK before connections do */
       kvrelay_relay_shutdown(&relay->relay, s->now);
       (void)sim_relay_turn(s, r);
       for (uint32_t c = 0; c < s->plan.consumers; c++)
@@ -314,8 +344,10 @@ void sim_relay_step(sim *s, uint32_t r) {
 
 bool sim_relay_turn(sim *s, uint32_t r) {
   sim_relay *const relay = &s->relays[r];
-  if (relay->front.to)
+  if (relay->front.to) {
     kvrelay_relay_service_poll(relay->service, s->now);
+    sim_planes_note(s, r);
+  }
   for (uint32_t i = 0; i < s->plan.pools; i++)
     if (relay->pools[i].pool) {
       if (kvrelay_pool_fenced(relay->pools[i].pool) != KVRELAY_OK)
@@ -338,6 +370,7 @@ void sim_relay_calm(sim *s, uint32_t r) {
   relay->down_until = 0;
   if (!relay->front.to)
     sim_relay_step(s, r);
+  sim_planes_calm(s, r);
   for (uint32_t i = 0; i < s->plan.pools; i++)
     for (uint32_t k = 0; k < SIM_ENGINES; k++) {
       sim_engine *const e = &relay->pools[i].engines[k];

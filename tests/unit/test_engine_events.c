@@ -569,7 +569,7 @@ Test(events, all_positions_of_a_store) {
   close_decoder(x);
 }
 
-/* ---- the tail of positional events (events 6.5) ---- */
+/* ---- the tail of positional events ---- */
 
 typedef struct tail {
   const char *slots; /* n nil, a array, m map, b bool, f float, - negative, + beyond 32 bits,

@@ -203,6 +203,37 @@ Test(polled_events, ranks_have_ids_of_their_own) {
   poller_free(&p);
 }
 
+/* The ranks of one process start over together, even if the first to speak had never spoken. */
+Test(polled_events, any_rank_tells_of_another_process) {
+  poller p = poller_new();
+  poll(&p, "[" RANK(0, 0, FIRST) "," RANK(8, 0, SECOND) "]");
+  cr_assert(holds(&p, CANON_4));
+  poll(&p, "[" RANK(0, 1, "") "," RANK(0, 0, "") "," RANK(9, 0, "") "," RANK(3, 0, "") "]");
+  COUNTED(&p, RESTART, 1);
+  COUNTED(&p, EVENT_ID_ORDER, 1);
+  cr_assert_not(holds(&p, CANON_4));
+  cr_assert(kvrelay_source_complete(&p.f->source, 0));
+  poll(&p, "[" RANK(1, 1, "") "," RANK(20, 0, FIRST) "," RANK(2, 0, "") "]");
+  COUNTED(&p, RESTART, 1);
+  COUNTED(&p, EVENT_ID_ORDER, 2);
+  cr_assert(holds(&p, CANON_4), "an odd number within an answer costs only its event");
+  poller_free(&p);
+}
+
+/* An answer without a number of ours is no beginning: what went before may be anything. */
+Test(polled_events, only_a_number_of_ours_tells_of_a_beginning) {
+  static const char *const answers[] = {"[" RANK(500, 7, FIRST) "]", "[{}]", "[3]",
+                                        "[" RANK(501, 0, FIRST) ","};
+  for (size_t i = 0; i < sizeof answers / sizeof answers[0]; i++) {
+    poller p = poller_new();
+    poll(&p, answers[i]);
+    poll(&p, "[" RANK(502, 0, FIRST) "]");
+    cr_assert(holds(&p, CANON_4));
+    cr_assert_not(kvrelay_source_complete(&p.f->source, 0), "%s", answers[i]);
+    poller_free(&p);
+  }
+}
+
 /* Adapters, salts and images hash as they do in a stream. */
 Test(polled_events, adapter_salt_and_images) {
   static const char *const blocks[] = {

@@ -740,7 +740,7 @@ static void report(const fx_pool *p, uint64_t worker, uint32_t rank, uint64_t us
   cr_assert_eq(kvrelay_pool_report(p->pool, worker, rank, used), KVRELAY_OK);
 }
 
-/* As long as there are rules of section 14. */
+/* As long as there are rules for load. */
 Test(relay_planes, T12_load_of_a_pool) {
   kvrelay_relay_config cfg = fx_config();
   fx *f = fx_open(&cfg);

@@ -793,7 +793,7 @@ Test(behaviours, B42_copies) {
   close_checked(f);
 }
 
-/* ---- sequences (events 3) ---- */
+/* ---- sequences ---- */
 
 static void keep_on_loss(kvrelay_source_config *c) { c->on_loss = KVRELAY_ON_LOSS_KEEP; }
 
@@ -947,7 +947,7 @@ Test(sequences, a_cleared_source_starts_over) {
   close_checked(f);
 }
 
-/* ---- filters (events 7) ---- */
+/* ---- filters ---- */
 
 Test(filters, the_first_reason_in_order_counts) {
   static const struct {
@@ -1073,7 +1073,7 @@ Test(filters, clears_of_tiers) {
   }
 }
 
-/* ---- namespaces (events 8.2) ---- */
+/* ---- namespaces ---- */
 
 static const packer *tagged(packer *p, const char *const *strings, size_t count) {
   p->len = 0;
@@ -1212,7 +1212,7 @@ Test(namespaces, names_that_brought_no_block_cost_nothing) {
   close_checked(f);
 }
 
-/* ---- multimodal content (events 6.4) ---- */
+/* ---- multimodal content ---- */
 
 static void markers(kvrelay_source_config *c) { c->mm_identifiers = KVRELAY_MM_MARKER; }
 
@@ -1304,7 +1304,7 @@ Test(multimodal, odd_items_are_ignored_and_counted) {
   close_checked(f);
 }
 
-/* ---- one event (events 8.3 to 9.3) ---- */
+/* ---- one event ---- */
 
 Test(stores, hashes_that_repeat_drop_the_event) {
   uint64_t many[32];

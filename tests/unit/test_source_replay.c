@@ -770,7 +770,7 @@ Test(replay, a_reconnect_before_anything_was_applied_asks_anew) {
   stream_free(e);
 }
 
-/* ---- recovery (events 9.5) ---- */
+/* ---- recovery ---- */
 
 /* A child of a block that was never announced. */
 static void publish_orphan(stream *e) {
@@ -1017,7 +1017,7 @@ Test(recovery, under_a_hash_left_out_on_purpose_nothing_is_missing) {
   stream_free(e);
 }
 
-/* ---- silence (events 3.5), clearing, misuse ---- */
+/* ---- silence, clearing, misuse ---- */
 
 Test(replay, B4_silence_of_a_loaded_engine_shows_and_ends_with_a_batch) {
   stream *e = settled(2);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * From cards to pools and topology: every step of the recorded relay's scenarios, the conflicts of
- * contract 12.1 one by one, and nothing that depends on the order of the cards.
+ * an endpoint one by one, and nothing that depends on the order of the cards.
  */
 /* make: -lcrypto */
 #include <criterion/criterion.h>

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* trace.h - recorded event streams: u32 LE length of the rest, u64 LE ns since start, u8 kind, u8
- * frames, then u32 LE length and bytes each. */
+/* trace.h - recorded event streams; proto/WIRE.md has the format (Recordings). */
 #ifndef KVRELAY_TOOLS_TRACE_H
 #define KVRELAY_TOOLS_TRACE_H
 

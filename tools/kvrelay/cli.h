@@ -11,8 +11,8 @@
 /* Exit codes. */
 enum {
   EXIT_FINE = 0,
-  EXIT_NO = 1,        /* answered "no": no match, a check failed */
-  EXIT_UNDECIDED = 2, /* no usable replica, unknown */
+  EXIT_NO = 1,        /* a sure "no": no match, no such model, a check failed */
+  EXIT_UNDECIDED = 2, /* neither yes nor no can be said */
   EXIT_USAGE = 64,
   EXIT_UNREACHABLE = 69,
   EXIT_SYSTEM = 71,  /* lack of memory or another resource of this machine */
@@ -25,7 +25,7 @@ typedef struct options {
   const char *tokens_file; /* "-" = standard input */
   const char *token_ids;   /* "1,2,10-20" */
   const char *pool; /* watch, conform: namespace/component/endpoint, or the pool's identity */
-  double timeout_s; /* for a first answer; conform: for each scenario */
+  double timeout_s; /* for a first answer; conform: for each try of a scenario */
   uint64_t count;   /* watch, catalog --watch: stop after this many, 0 = never */
   bool json, watch;
   const char *subscriber_id;

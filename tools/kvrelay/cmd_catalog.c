@@ -6,16 +6,17 @@
 
 #include "session.h"
 #include "table.h"
+#include "text.h"
 
 /* "llama (aliases a, b)"; adapters with the name engines use. */
 static void model_text(const kvrelay_registration *r, char out[512]) {
   char text[512];
-  int n = snprintf(out, 512, "%s", printable(r->canonical_model_id, text));
-  if (r->target.kind == KVRELAY_TARGET_LORA && n < 512)
-    n += snprintf(out + n, (size_t)(512 - n), " [adapter %s]", printable(r->target.adapter, text));
-  for (size_t i = 0; i < r->aliases_len && n < 512; i++)
-    n += snprintf(out + n, (size_t)(512 - n), "%s%s", i == 0 ? ", also " : ", ",
-                  printable(r->aliases[i], text));
+  size_t n = show_format(out, 512, "%s", printable(r->canonical_model_id, text));
+  if (r->target.kind == KVRELAY_TARGET_LORA)
+    n += show_format(out + n, 512 - n, " [adapter %s]", printable(r->target.adapter, text));
+  for (size_t i = 0; i < r->aliases_len; i++)
+    n += show_format(out + n, 512 - n, "%s%s", i == 0 ? ", also " : ", ",
+                     printable(r->aliases[i], text));
 }
 
 static void show_table(const session *s, uint64_t revision, uint32_t pools) {
@@ -71,9 +72,9 @@ static void show_json(const session *s, uint64_t revision, uint32_t pools) {
     if (kvrelay_consumer_pool_get(&s->consumer, i, session_now(s), &v) == KVRELAY_OK)
       json_array_append_new(list, json_pool(&v));
   }
-  print_json(json_pack("{s:s, s:o, s:I, s:o}", "target", s->o->target, "relay_incarnation",
-                       json_hex(relay.relay_incarnation), "revision", (json_int_t)revision, "pools",
-                       list));
+  print_json(json_pack("{s:o, s:o, s:o, s:o}", "target", json_text(text_of(s->o->target)),
+                       "relay_incarnation", json_hex(relay.relay_incarnation), "revision",
+                       json_u64(revision), "pools", list));
 }
 
 static int watch(session *s) {

@@ -3,14 +3,14 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "session.h"
+#include "show.h"
 #include "trial.h"
 
-#define TRIES 3 /* of a scenario, while a living relay changes under it */
+#define TRIES 3 /* of a scenario at most, while a living relay changes under it */
 
 static const char *const verdict_names[] = {"passed", "failed", "not applicable"};
 
-static int judge(const scenario *s, const options *o, char *why) {
+static int judge(const scenario *s, const options *o, char why[TRIAL_WHY_CAP]) {
   int verdict = TRIAL_AGAIN;
   for (int i = 0; i < TRIES && verdict == TRIAL_AGAIN; i++)
     verdict = trial_run(s, o, why);
@@ -43,7 +43,7 @@ int cmd_conform(const options *o) {
   if (code != EXIT_FINE)
     return code;
   for (const scenario *s = scenarios; s->id != NULL; s++) {
-    char why[768];
+    char why[TRIAL_WHY_CAP];
     const int verdict = judge(s, o, why);
     count[verdict]++;
     if (o->json) {

@@ -6,6 +6,7 @@
 
 #include "kvrelay_pb.h"
 #include "session.h"
+#include "text.h"
 
 typedef struct asking {
   kvrelay_caller caller; /* first */
@@ -29,8 +30,10 @@ static void on_connection(kvrelay_caller *self, int state, int err, const char *
   asking *a = (asking *)(void *)self;
   (void)retry_ns;
   if (state == KVRELAY_CONNECTION_FAILED && !a->over) {
+    char said[512];
     fprintf(stderr, "kvrelay: %s cannot be reached: %s\n", a->o->target,
-            text != NULL && text[0] != 0 ? text : kvrelay_transport_strerror(err));
+            text != NULL && text[0] != 0 ? printable(text_of(text), said)
+                                         : kvrelay_transport_strerror(err));
     fail(a, EXIT_UNREACHABLE);
   }
   if (state != KVRELAY_CONNECTION_READY)
@@ -99,11 +102,12 @@ static int show(const asking *a) {
   }
   if (a->o->json) {
     print_json(json_pack(
-        "{s:s, s:I, s:I, s:o, s:o, s:f}", "target", a->o->target, "protocol_version",
-        (json_int_t)e->protocol_version, "contract_marker", (json_int_t)e->contract_marker,
-        "drt_instance_id", e->relay_present ? json_hex(e->relay.drt_instance_id) : json_null(),
-        "relay_incarnation", e->relay_present ? json_hex(e->relay.relay_incarnation) : json_null(),
-        "round_trip_ms", ms));
+        "{s:o, s:o, s:o, s:o, s:o, s:f}", "target", json_text(text_of(a->o->target)),
+        "protocol_version", json_u64(e->protocol_version), "contract_marker",
+        json_u64(e->contract_marker), "drt_instance_id",
+        e->relay_present ? json_hex(e->relay.drt_instance_id) : json_null(), "relay_incarnation",
+        e->relay_present ? json_hex(e->relay.relay_incarnation) : json_null(), "round_trip_ms",
+        ms));
     return EXIT_FINE;
   }
   printf("relay        %s\n", a->o->target);

@@ -91,9 +91,12 @@ static int ask(question *q) {
     return EXIT_NO;
   }
   if (n < 0) {
-    fprintf(stderr, "kvrelay: '%s' %s\n", o->model,
-            n == KVRELAY_ERR_MALFORMED ? "has two meanings in this catalog"
-                                       : kvrelay_strerror((int)n));
+    fprintf(
+        stderr, "kvrelay: '%s' cannot be asked for: %s\n", o->model,
+        n == KVRELAY_ERR_MALFORMED
+            ? "it has two meanings in this catalog; take another name of the model, see kvrelay "
+              "catalog"
+            : kvrelay_strerror((int)n));
     return EXIT_UNDECIDED;
   }
   q->len = (size_t)n < ANSWERS_MAX ? (size_t)n : ANSWERS_MAX;
@@ -117,22 +120,22 @@ static bool settled(question *q) {
   return all;
 }
 
-static const char *answer_text(const kvrelay_answer *a, const kvrelay_pool_view *v, char out[160]) {
+static const char *answer_text(const kvrelay_answer *a, const kvrelay_pool_view *v, char out[512]) {
   char said[512];
   if (a->state == KVRELAY_ANSWER_UNSUPPORTED)
-    snprintf(out, 160, "refused: %.100s (%s)", status_text(&v->last_end, said),
-             kvrelay_grpc_status_name(v->last_end.grpc));
+    show_format(out, 512, "refused: %s (%s)", status_text(&v->last_end, said),
+                kvrelay_grpc_status_name(v->last_end.grpc));
   else if (a->state == KVRELAY_ANSWER_UNKNOWN && v->last_end.text[0] != 0)
-    snprintf(out, 160, "unknown: %.100s (%s)", status_text(&v->last_end, said),
-             kvrelay_grpc_status_name(v->last_end.grpc));
+    show_format(out, 512, "unknown: %s (%s)", status_text(&v->last_end, said),
+                kvrelay_grpc_status_name(v->last_end.grpc));
   else if (a->state == KVRELAY_ANSWER_UNKNOWN)
-    snprintf(out, 160, "unknown: no replica yet (%s)", replica_state_name(v->state));
+    snprintf(out, 512, "unknown: no replica yet (%s)", replica_state_name(v->state));
   else if (a->complete_blocks == 0)
-    snprintf(out, 160, "prompt shorter than one block");
+    snprintf(out, 512, "prompt shorter than one block");
   else if (a->depth_blocks == 0)
-    snprintf(out, 160, "no match");
+    snprintf(out, 512, "no match");
   else
-    snprintf(out, 160, "%s",
+    snprintf(out, 512, "%s",
              a->depth_blocks == a->complete_blocks ? "full match" : "partial match");
   return out;
 }
@@ -152,9 +155,9 @@ static void add_serving(json_t *answer, const kvrelay_serving_view *v) {
   json_object_set_new(answer, "readiness", json_string(readiness_text(v)));
   json_object_set_new(answer, "readiness_age_ms", age_or_null(v->readiness_age_ns));
   json_object_set_new(answer, "kv_used_blocks",
-                      v->load_known ? json_integer((json_int_t)v->kv_used_blocks) : json_null());
+                      v->load_known ? json_u64(v->kv_used_blocks) : json_null());
   json_object_set_new(answer, "total_kv_blocks",
-                      v->load_known ? json_integer((json_int_t)v->total_kv_blocks) : json_null());
+                      v->load_known ? json_u64(v->total_kv_blocks) : json_null());
   json_object_set_new(answer, "load_age_ms", age_or_null(v->load_age_ns));
 }
 
@@ -204,39 +207,37 @@ static void show_json(const question *q) {
       continue;
     kvrelay_pool_id_format(&v.descriptor->producer.pool_id, name);
     bool known = a->state == KVRELAY_ANSWER_KNOWN;
-    json_t *endpoint = json_string(endpoint_name(&v.descriptor->serving_endpoint, text));
-    json_t *answer = json_pack("{s:s, s:o, s:s, s:I}", "pool", name, "endpoint",
-                               endpoint != NULL ? endpoint : json_null(), "state",
+    json_t *answer = json_pack("{s:s, s:s, s:s, s:o}", "pool", name, "endpoint",
+                               endpoint_name(&v.descriptor->serving_endpoint, text), "state",
                                known                                ? "known"
                                : a->state == KVRELAY_ANSWER_UNKNOWN ? "unknown"
                                                                     : "unsupported",
-                               "block_size", (json_int_t)a->block_size);
+                               "block_size", json_u64(a->block_size));
     /* What is not known has no number: nobody may read it as 0. */
     json_object_set_new(answer, "complete_blocks",
-                        known ? json_integer((json_int_t)a->complete_blocks) : json_null());
-    json_object_set_new(answer, "depth_blocks",
-                        known ? json_integer((json_int_t)a->depth_blocks) : json_null());
+                        known ? json_u64(a->complete_blocks) : json_null());
+    json_object_set_new(answer, "depth_blocks", known ? json_u64(a->depth_blocks) : json_null());
     json_object_set_new(answer, "depth_tokens",
-                        known ? json_integer((json_int_t)(a->depth_blocks * a->block_size))
-                              : json_null());
+                        known ? json_u64(a->depth_blocks * a->block_size) : json_null());
     json_object_set_new(answer, "age_ms", known ? json_real((double)a->age_ns / 1e6) : json_null());
     json_object_set_new(answer, "stale", json_boolean(a->stale));
     add_serving(answer, &a->serving);
     json_object_set_new(answer, "answer", json_string(answer_text(a, &v, text)));
     json_array_append_new(list, answer);
   }
-  print_json(json_pack("{s:s, s:s, s:I, s:o}", "target", q->s->o->target, "model", q->s->o->model,
-                       "tokens", (json_int_t)q->query.tokens_len, "answers", list));
+  print_json(json_pack("{s:o, s:o, s:o, s:o}", "target", json_text(text_of(q->s->o->target)),
+                       "model", json_text(q->query.model), "tokens", json_u64(q->query.tokens_len),
+                       "answers", list));
 }
 
+/* One block anywhere is a yes; a no needs the answer of every pool. */
 static int verdict(const question *q) {
-  bool known = false;
+  bool known = q->len != 0;
   for (size_t i = 0; i < q->len; i++) {
-    if (q->answers[i].state != KVRELAY_ANSWER_KNOWN)
-      continue;
-    known = true;
-    if (q->answers[i].depth_blocks != 0)
+    const kvrelay_answer *a = &q->answers[i];
+    if (a->state == KVRELAY_ANSWER_KNOWN && a->depth_blocks != 0)
       return EXIT_FINE;
+    known = known && a->state == KVRELAY_ANSWER_KNOWN;
   }
   return known ? EXIT_NO : EXIT_UNDECIDED;
 }
@@ -262,7 +263,7 @@ static int answer(question *q) {
 }
 
 static int read_tokens(const options *o, uint32_t **tokens, size_t *len) {
-  char why[160];
+  char why[640];
   if (o->model == NULL || (o->tokens_file == NULL) == (o->token_ids == NULL)) {
     fprintf(stderr, "kvrelay: query needs --model and one of --tokens FILE and --token-ids LIST; "
                     "see kvrelay --help\n");

@@ -58,7 +58,6 @@ static void show(tap *t, const kvrelay_filter_update *u, const char *endpoint) {
   struct timespec wall;
   clock_gettime(CLOCK_REALTIME, &wall);
   uint64_t wall_us = (uint64_t)wall.tv_sec * 1000000u + (uint64_t)wall.tv_nsec / 1000u;
-  int64_t age_us = (int64_t)(wall_us - u->send_ts_us); /* whatever the peer's clock says */
   if (u->payload_len != 0 && err == CKF_OK && u->kind == KVRELAY_UPDATE_SNAPSHOT_CHUNK)
     snprintf(detail, sizeof detail, "chunk %" PRIu32 " of %" PRIu32, frame.chunk_index + 1,
              frame.chunk_count);
@@ -67,14 +66,15 @@ static void show(tap *t, const kvrelay_filter_update *u, const char *endpoint) {
   else if (err != CKF_OK)
     snprintf(detail, sizeof detail, "bad frame: %s", ckf_errname(err));
   if (t->s->o->json)
-    print_json(json_pack("{s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:s}", "endpoint", endpoint, "kind",
-                         kind, "base_sequence", (json_int_t)u->base_sequence, "sequence",
-                         (json_int_t)u->sequence, "send_ts_us", (json_int_t)u->send_ts_us, "age_us",
-                         (json_int_t)age_us, "bytes", (json_int_t)u->payload_len, "detail",
-                         detail));
+    print_json(json_pack("{s:s, s:s, s:o, s:o, s:o, s:o, s:o, s:s}", "endpoint", endpoint, "kind",
+                         kind, "base_sequence", json_u64(u->base_sequence), "sequence",
+                         json_u64(u->sequence), "send_ts_us", json_u64(u->send_ts_us), "age_us",
+                         json_difference(wall_us, u->send_ts_us), "bytes", json_u64(u->payload_len),
+                         "detail", detail));
   else
     printf("%-30s %-9s %" PRIu64 " -> %" PRIu64 "  %zu bytes  %s  sent %.1f ms ago\n", endpoint,
-           kind, u->base_sequence, u->sequence, u->payload_len, detail, (double)age_us / 1000);
+           kind, u->base_sequence, u->sequence, u->payload_len, detail,
+           ((double)wall_us - (double)u->send_ts_us) / 1000);
   fflush(stdout);
   t->shown++;
 }

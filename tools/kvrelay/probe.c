@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "grpc/grpc_client.h"
+#include "show.h"
 
 static void end(probe_call_state *c, int32_t grpc, const char *text) {
   memset(&c->status, 0, sizeof c->status);
@@ -22,8 +23,8 @@ static void on_connection(kvrelay_caller *self, int state, int err, const char *
   p->ready = state == KVRELAY_CONNECTION_READY;
   if (state == KVRELAY_CONNECTION_FAILED) {
     p->failed = true;
-    snprintf(p->failure, sizeof p->failure, "%s",
-             text != NULL && text[0] != 0 ? text : kvrelay_transport_strerror(err));
+    show_format(p->failure, sizeof p->failure, "%s",
+                text != NULL && text[0] != 0 ? text : kvrelay_transport_strerror(err));
   }
 }
 
@@ -71,12 +72,16 @@ int probe_open(probe *p, const char *target) {
 
 uint64_t probe_now(const probe *p) { return p->grpc->base.now_ns(&p->grpc->base); }
 
+uint64_t probe_left_ns(const probe *p, uint64_t until_ns) {
+  const uint64_t now_ns = probe_now(p);
+  return until_ns > now_ns ? until_ns - now_ns : 0;
+}
+
 /* One turn of the loop; false: the time is up. */
 static bool turn(probe *p, uint64_t until_ns) {
-  const uint64_t now_ns = probe_now(p);
-  if (now_ns >= until_ns)
+  const uint64_t left_ns = probe_left_ns(p, until_ns);
+  if (left_ns == 0)
     return false;
-  const uint64_t left_ns = until_ns - now_ns;
   return p->grpc->base.run_once(&p->grpc->base, left_ns < 1000000000u ? left_ns : 1000000000u) >= 0;
 }
 
@@ -89,8 +94,10 @@ bool probe_connect(probe *p, uint64_t until_ns) {
 }
 
 uint32_t probe_call(probe *p, const char *path, const uint8_t *request, size_t len) {
-  const uint32_t call = p->calls < PROBE_CALLS ? ++p->calls : PROBE_CALLS;
-  const int err = p->grpc->call(p->grpc, call, path, request, len);
+  const bool room = p->calls < PROBE_CALLS;
+  const uint32_t call = room ? ++p->calls : PROBE_CALLS + 1;
+  const int err =
+      room ? p->grpc->call(p->grpc, call, path, request, len) : KVRELAY_TRANSPORT_ERR_LIMIT;
   if (err != KVRELAY_TRANSPORT_OK)
     end(&p->call[call - 1], KVRELAY_GRPC_UNAVAILABLE, kvrelay_transport_strerror(err));
   return call;
@@ -136,6 +143,6 @@ void probe_cancel(probe *p, uint32_t call) {
 
 void probe_close(probe *p) {
   p->grpc->base.close(&p->grpc->base);
-  for (size_t i = 0; i < PROBE_CALLS; i++)
+  for (size_t i = 0; i <= PROBE_CALLS; i++)
     forget(p, &p->call[i]);
 }

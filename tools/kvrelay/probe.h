@@ -16,7 +16,7 @@
  *   probe_close(&p);
  */
 
-#define PROBE_CALLS 64               /* of one connection */
+#define PROBE_CALLS 64               /* of one connection; further ones are refused */
 #define PROBE_BYTES_MAX (256u << 20) /* that wait to be looked at; beyond, the call ends */
 
 enum probe_event { PROBE_SILENT = 0, PROBE_MESSAGE = 1, PROBE_END = 2 };
@@ -45,8 +45,8 @@ typedef struct probe {
   bool ready;
   bool failed;       /* the attempt to connect, or the connection */
   char failure[256]; /* why */
-  uint32_t calls;    /* numbers are 1 .. calls */
-  probe_call_state call[PROBE_CALLS];
+  uint32_t calls;    /* numbers are 1 .. calls, and one more for all that were refused */
+  probe_call_state call[PROBE_CALLS + 1];
   size_t bytes; /* that wait */
 } probe;
 
@@ -54,13 +54,15 @@ typedef struct probe {
 int probe_open(probe *p, const char *target);
 /* Waits for the connection; false: `failure` says why there is none. */
 bool probe_connect(probe *p, uint64_t until_ns);
-/* The number of the new call; one that could not be made ends with UNAVAILABLE. */
+/* The number of the new call; one that could not be made ends with UNAVAILABLE, the text says that
+ * this side is why. */
 uint32_t probe_call(probe *p, const char *path, const uint8_t *request, size_t len);
 /* enum probe_event: what comes next on this call, SILENT when nothing has come until then. */
 int probe_next(probe *p, uint32_t call, uint64_t until_ns, probe_answer *out);
 /* Nothing more comes on this call. */
 void probe_cancel(probe *p, uint32_t call);
 uint64_t probe_now(const probe *p);
+uint64_t probe_left_ns(const probe *p, uint64_t until_ns); /* 0: the time is up */
 void probe_close(probe *p);
 
 #endif

@@ -3,11 +3,10 @@
 #ifndef KVRELAY_SESSION_H
 #define KVRELAY_SESSION_H
 
-#include <jansson.h>
-
 #include "cli.h"
 #include "client.h"
 #include "grpc/grpc_client.h"
+#include "show.h"
 
 typedef struct session {
   const options *o;
@@ -33,23 +32,5 @@ int session_turn(session *s);
 void session_answered(session *s);
 void session_close(session *s);
 uint64_t session_now(const session *s);
-
-/* ---- what several commands show ---- */
-
-/* Writes one line of JSON and takes the object. */
-void print_json(json_t *object);
-json_t *json_text(kvrelay_text t); /* null when it is not UTF-8 */
-json_t *json_hex(uint64_t value);  /* "0x…" */
-json_t *json_pool(const kvrelay_pool_view *view);
-/* A text of the peer, or what it says about a status, fit for a terminal; cut to the buffer. */
-const char *printable(kvrelay_text t, char out[512]);
-const char *status_text(const kvrelay_status *status, char out[512]);
-/* namespace/component/endpoint; likewise. */
-const char *endpoint_name(const kvrelay_endpoint *e, char out[512]);
-const char *hash_format_name(int32_t format);
-const char *replica_state_name(int32_t state);
-const char *fault_name(int32_t fault);
-/* "ok", or condition and field; quarantined pools keep their place in every list. */
-const char *verdict_text(const kvrelay_verdict *v, char out[128]);
 
 #endif

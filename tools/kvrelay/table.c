@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "show.h"
+
 void table_init(table *t, int columns, const char *const *header) {
   memset(t, 0, sizeof *t);
   t->columns = columns;
@@ -26,26 +28,12 @@ void table_row(table *t) {
   t->rows++;
 }
 
-/* A text that was cut to its buffer may end inside a character: that one goes too. */
-static void drop_half_character(char *text) {
-  size_t len = strlen(text), tail = 0;
-  while (tail < 3 && tail < len && ((unsigned char)text[len - 1 - tail] & 0xC0) == 0x80)
-    tail++;
-  if (tail == len)
-    return;
-  unsigned char lead = (unsigned char)text[len - 1 - tail];
-  size_t wanted = lead >= 0xF0 ? 3 : lead >= 0xE0 ? 2 : lead >= 0xC0 ? 1 : 0;
-  if (tail < wanted)
-    text[len - 1 - tail] = 0;
-}
-
 void table_cell(table *t, int column, const char *format, ...) {
   char text[512];
   va_list args;
   va_start(args, format);
-  vsnprintf(text, sizeof text, format, args);
+  show_vformat(text, sizeof text, format, args);
   va_end(args);
-  drop_half_character(text);
   if (t->rows == 0)
     return;
   char **cell = &t->cells[(t->rows - 1) * t->columns + column];

@@ -6,6 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "show.h"
+#include "text.h"
+
 #define TOKENS_MAX ((size_t)1 << 24)
 #define FILE_MAX_BYTES ((size_t)256 << 20)
 
@@ -43,7 +46,7 @@ static int parse_word(const char *word, size_t len, uint64_t *first, uint64_t *l
   return digits == 0 || *last < *first || *last > UINT32_MAX ? -1 : 0;
 }
 
-int tokens_parse(const char *text, size_t len, uint32_t **tokens, size_t *count, char why[160]) {
+int tokens_parse(const char *text, size_t len, uint32_t **tokens, size_t *count, char why[640]) {
   static const char separators[] = ", \t\r\n[]";
   size_t cap = 0, n = 0;
   uint32_t *list = NULL;
@@ -57,13 +60,15 @@ int tokens_parse(const char *text, size_t len, uint32_t **tokens, size_t *count,
       i++;
     uint64_t first, last;
     if (parse_word(text + start, i - start, &first, &last) != 0) {
-      snprintf(why, 160, "'%.*s' is no token: numbers 0 to 4294967295 and ranges like 100-195 are",
-               (int)(i - start < 40 ? i - start : 40), text + start);
+      const kvrelay_text word = {(const uint8_t *)text + start, i - start};
+      char shown[512];
+      show_format(why, 640, "'%s' is no token: numbers 0 to 4294967295 and ranges like 100-195 are",
+                  printable(word, shown));
       free(list);
       return -1;
     }
     if (last - first >= TOKENS_MAX - n || grow(&list, &cap, n + (size_t)(last - first) + 1) != 0) {
-      snprintf(why, 160, "more than %zu tokens, or no memory for them", TOKENS_MAX);
+      snprintf(why, 640, "more than %zu tokens, or no memory for them", TOKENS_MAX);
       free(list);
       return -1;
     }
@@ -75,7 +80,8 @@ int tokens_parse(const char *text, size_t len, uint32_t **tokens, size_t *count,
   return 0;
 }
 
-int tokens_read(const char *path, uint32_t **tokens, size_t *count, char why[160]) {
+int tokens_read(const char *path, uint32_t **tokens, size_t *count, char why[640]) {
+  char shown[512];
   FILE *f = strcmp(path, "-") == 0 ? stdin : fopen(path, "rb");
   size_t len = 0, cap = 1 << 16;
   char *text = f == NULL ? NULL : malloc(cap);
@@ -96,9 +102,10 @@ int tokens_read(const char *path, uint32_t **tokens, size_t *count, char why[160
   }
   int result = -1;
   if (text == NULL || ferror(f) != 0)
-    snprintf(why, 160, "%.80s cannot be read: %s", path, strerror(errno));
+    show_format(why, 640, "%s cannot be read: %s", printable(text_of(path), shown),
+                strerror(errno));
   else if (len >= FILE_MAX_BYTES)
-    snprintf(why, 160, "%.80s is larger than 256 MiB", path);
+    show_format(why, 640, "%s is larger than 256 MiB", printable(text_of(path), shown));
   else
     result = tokens_parse(text, len, tokens, count, why);
   free(text);

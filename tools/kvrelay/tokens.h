@@ -11,8 +11,8 @@
  * brackets of a JSON list.  `*tokens` is malloc'ed. 0, or -1 with a message in `why` that names the
  * offending word.  At most 16 777 216 tokens.
  */
-int tokens_parse(const char *text, size_t len, uint32_t **tokens, size_t *count, char why[160]);
+int tokens_parse(const char *text, size_t len, uint32_t **tokens, size_t *count, char why[640]);
 /* The same from a file, "-" = standard input. */
-int tokens_read(const char *path, uint32_t **tokens, size_t *count, char why[160]);
+int tokens_read(const char *path, uint32_t **tokens, size_t *count, char why[640]);
 
 #endif

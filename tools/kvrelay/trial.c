@@ -8,23 +8,17 @@
 #include <string.h>
 
 #include "kvrelay_pb.h"
-#include "session.h"
+#include "show.h"
 
 #define ARENA_FIRST 65536u
 #define ARENA_MAX (64u << 20)
-#define TRY(STEP)                                                                                  \
-  do {                                                                                             \
-    const int verdict_ = (STEP);                                                                   \
-    if (verdict_ != TRIAL_PASSED)                                                                  \
-      return verdict_;                                                                             \
-  } while (0)
 
 /* ---- verdicts ---- */
 
 int trial_fail(trial *t, const char *format, ...) {
   va_list list;
   va_start(list, format);
-  vsnprintf(t->why, sizeof t->why, format, list);
+  show_vformat(t->why, sizeof t->why, format, list);
   va_end(list);
   return TRIAL_FAILED;
 }
@@ -32,7 +26,7 @@ int trial_fail(trial *t, const char *format, ...) {
 int trial_skip(trial *t, const char *format, ...) {
   va_list list;
   va_start(list, format);
-  vsnprintf(t->why, sizeof t->why, format, list);
+  show_vformat(t->why, sizeof t->why, format, list);
   va_end(list);
   return TRIAL_NOT_APPLICABLE;
 }
@@ -181,7 +175,7 @@ int trial_accepted(trial *t, const kvrelay_request *q, const char *what) {
   if (verdict == TRIAL_PASSED)
     return verdict;
   memcpy(said, t->why, sizeof said);
-  snprintf(t->why, sizeof t->why, "%s must be accepted: %.600s", what, said);
+  show_format(t->why, sizeof t->why, "%s must be accepted: %s", what, said);
   return verdict;
 }
 
@@ -192,15 +186,15 @@ int trial_refused(trial *t, uint32_t call, int32_t grpc, int32_t reason, const c
   const int event = probe_next(&t->p, call, t->until_ns, &a);
   probe_cancel(&t->p, call);
   if (event == PROBE_SILENT)
-    return trial_fail(t, "%s: neither refused nor answered within %g s, must be %.200s", what,
+    return trial_fail(t, "%s: neither refused nor answered within %g s, must be %s", what,
                       t->o->timeout_s, must);
   if (event == PROBE_MESSAGE)
-    return trial_fail(t, "%s was answered with a message of %zu bytes, must be %.200s", what, a.len,
+    return trial_fail(t, "%s was answered with a message of %zu bytes, must be %s", what, a.len,
                       must);
   if (a.status.grpc == grpc && a.status.reason == reason)
     return TRIAL_PASSED;
   status_line(a.status.grpc, a.status.reason, status_text(&a.status, said), came);
-  return trial_fail(t, "%s: came %.300s; must be %.200s", what, came, must);
+  return trial_fail(t, "%s: came %s; must be %s", what, came, must);
 }
 
 /* ---- pools ---- */
@@ -363,7 +357,7 @@ static int greet(trial *t) {
   return TRIAL_PASSED;
 }
 
-int trial_run(const scenario *s, const options *o, char *why) {
+int trial_run(const scenario *s, const options *o, char why[TRIAL_WHY_CAP]) {
   trial t;
   memset(&t, 0, sizeof t);
   t.o = o;

@@ -15,6 +15,16 @@ enum trial_verdict {
   TRIAL_SILENT          /* of trial_frame: nothing came */
 };
 
+/* A step of a scenario: what did not pass is its verdict. */
+#define TRY(STEP)                                                                                  \
+  do {                                                                                             \
+    const int verdict_ = (STEP);                                                                   \
+    if (verdict_ != TRIAL_PASSED)                                                                  \
+      return verdict_;                                                                             \
+  } while (0)
+
+#define TRIAL_WHY_CAP 1024 /* bytes; room for two statuses and what was done */
+
 typedef struct trial {
   const options *o;
   probe p;
@@ -23,7 +33,7 @@ typedef struct trial {
   kvrelay_producer producer;    /* of the pool that trial_pool chose */
   void *arena;                  /* for the lists of the last decoded message */
   size_t arena_len;
-  char why[768];
+  char why[TRIAL_WHY_CAP];
 } trial;
 
 /* A scenario that needs nothing but a socket. */
@@ -33,8 +43,8 @@ typedef struct scenario {
 } scenario;
 extern const scenario scenarios[]; /* scenarios.c; the last one's id is NULL */
 
-/* One scenario on a connection of its own, at most o->timeout_s; `why` has 768 bytes. */
-int trial_run(const scenario *s, const options *o, char *why);
+/* One try of a scenario, on a connection of its own, at most o->timeout_s. */
+int trial_run(const scenario *s, const options *o, char why[TRIAL_WHY_CAP]);
 
 /* ---- for scenarios ---- */
 
@@ -46,8 +56,8 @@ int trial_skip(trial *t, const char *format, ...) __attribute__((format(printf, 
 kvrelay_request trial_request(const trial *t, int32_t method);
 uint32_t trial_call(trial *t, const kvrelay_request *q);
 
-/* The first message of this call, or of a new one, decoded by its method into `out` (the struct of
- * kvrelay.h, NULL = none), its envelope checked.  PASSED, or why not. */
+/* The next message of this call, or the first of a new one, decoded by its method into `out` (the
+ * struct of kvrelay.h, NULL = none), its envelope checked.  PASSED, or why not. */
 int trial_message(trial *t, uint32_t call, int32_t method, void *out);
 int trial_first(trial *t, const kvrelay_request *q, void *out);
 /* The request is accepted: its first message comes; the call is then cancelled. */

@@ -2,12 +2,14 @@
 #include "config.h"
 
 #include <arpa/inet.h>
+#include <errno.h>
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "text.h"
+#include "trace.h"
 #include "yaml_doc.h"
 
 #define CONFIG_MAX_WORKERS 65536
@@ -342,18 +344,62 @@ static void check_replay(yaml_doc *doc, config_events *ev, const char *path) {
     yaml_doc_error(doc, place(at, "%s/hold_bytes", path), "must be 1024 to 1073741824");
 }
 
+/* From here on the path holds from everywhere. */
+static bool resolve_file(const yaml_doc *doc, config_events *ev) {
+  const char *slash = strrchr(doc->path, '/');
+  const int folder_len = slash == NULL || ev->file[0] == '/' ? 0 : (int)(slash + 1 - doc->path);
+  const size_t cap = (size_t)folder_len + strlen(ev->file) + 1;
+  char *full = malloc(cap);
+  if (full == NULL)
+    return false;
+  snprintf(full, cap, "%.*s%s", folder_len, doc->path, ev->file);
+  free(ev->file);
+  ev->file = full;
+  return true;
+}
+
+/* The recording is there, whole, and of what the worker has. */
+static void check_recording(yaml_doc *doc, config_worker *w, const char *path) {
+  char at[PATH_CAP], why[128];
+  config_events *ev = &w->events;
+  trace t;
+  trace_record record;
+  int more = 1;
+  place(at, "%s/events/file", path);
+  if (w->ranks > 1 && ev->rank_port_step != 0)
+    yaml_doc_error(doc, at,
+                   "a recording is what one socket sent, and that is one rank: give each rank's "
+                   "recording a worker with ranks: 1, or, when each batch names its rank, say "
+                   "rank_port_step: 0");
+  if (!resolve_file(doc, ev) || trace_open(&t, ev->file) != 0) {
+    yaml_doc_error(doc, at,
+                   "%s cannot be opened: %s; a relative path starts at the folder of this "
+                   "file",
+                   ev->file, strerror(errno));
+    doc->unreadable++;
+    return;
+  }
+  while (more == 1)
+    more = trace_next(&t, &record, why);
+  trace_close(&t);
+  if (more < 0) {
+    yaml_doc_error(doc, at, "%s is no whole recording: %s", ev->file, why);
+    doc->unreadable++;
+  }
+}
+
 static void check_events(yaml_doc *doc, config_events *ev, const char *path) {
   char at[PATH_CAP];
-  bool engine = ev->type == CONFIG_EVENTS_ENGINE, trace = ev->type == CONFIG_EVENTS_TRACE;
+  bool engine = ev->type == CONFIG_EVENTS_ENGINE, recorded = ev->type == CONFIG_EVENTS_TRACE;
   if (engine && ev->endpoint == NULL)
     yaml_doc_error(doc, path, "type 'engine' needs 'endpoint', for example tcp://10.0.0.5:5557");
   if (!engine && ev->endpoint != NULL)
     yaml_doc_error(doc, place(at, "%s/endpoint", path), "only type 'engine' has an endpoint");
   if (!engine && ev->replay != NULL)
     yaml_doc_error(doc, place(at, "%s/replay", path), "only type 'engine' can be asked again");
-  if (trace && ev->file == NULL)
+  if (recorded && ev->file == NULL)
     yaml_doc_error(doc, path, "type 'trace' needs 'file', the path of a recorded stream");
-  if (!trace && ev->file != NULL)
+  if (!recorded && ev->file != NULL)
     yaml_doc_error(doc, place(at, "%s/file", path), "only type 'trace' has a file");
   ev->disconnect_keep_s = ev->disconnect_keep_s_given == NULL ? 60 : *ev->disconnect_keep_s_given;
   if (ev->disconnect_keep_s > 31536000)
@@ -398,6 +444,8 @@ static void check_worker(yaml_doc *doc, config_endpoint *e, unsigned index, cons
   }
   read_needs(doc, w, place(at, "%s/needs", path));
   check_events(doc, &w->events, place(at, "%s/events", path));
+  if (w->events.type == CONFIG_EVENTS_TRACE && w->events.file != NULL)
+    check_recording(doc, w, path);
   if (w->ranks >= 1)
     check_source_address(doc, w, w->events.endpoint, "endpoint", path);
   check_source_address(doc, w, w->events.replay, "replay", path);
@@ -512,7 +560,7 @@ config *config_load(const char *path, FILE *report, int *exit_code) {
       check_rules(&doc, c);
   }
   if (*exit_code == 0 && doc.errors != 0)
-    *exit_code = 78;
+    *exit_code = doc.errors == doc.unreadable ? 69 : 78;
   if (*exit_code != 0 && c != NULL) {
     free_loaded(c);
     c = NULL;

@@ -20,7 +20,7 @@ typedef struct config_events {
                 connect) */
   char *replay; /* engine: address that sends batches again; NULL = none */
   char *topic;  /* engine: prefix */
-  char *file;   /* trace: path, relative to the configuration file's folder */
+  char *file;   /* trace: path; one that was relative now starts at the folder of the file */
   uint32_t
       rank_port_step; /* rank r of the worker uses port + r * step; 0 = one socket for all ranks */
   uint64_t max_payload_bytes;
@@ -106,7 +106,8 @@ typedef struct config {
  * Reads and checks the whole file.  Every problem is written to `report`, one line each:
  * file:line:column: key: what is wrong and what would be accepted; warnings start with "warning:"
  * behind the place.  Returns the configuration, which config_free takes back, or NULL after at
- * least one error line; `*exit_code` is then 69 (cannot be read) or 78 (not valid).
+ * least one error line; `*exit_code` is then 69 (cannot be read, or only a recording cannot) or
+ * 78 (not valid).
  */
 config *config_load(const char *path, FILE *report, int *exit_code);
 void config_free(config *c);

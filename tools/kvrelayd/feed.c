@@ -36,29 +36,25 @@ static kvrelay_source_config source_config(const feed *f) {
   return c;
 }
 
-int feed_open(feed *f, struct served_pool *pool, const config_worker *worker, uint32_t rank,
-              uint64_t now_ns) {
+int feed_reserve(feed *f, struct served_pool *pool, const config_worker *worker, uint32_t rank) {
   f->pool = pool;
   f->worker = worker;
   f->rank = rank;
-  f->link_ns = now_ns;
   snprintf(f->name, sizeof f->name, "%s/%" PRIu64 ".%" PRIu32, pool->name, worker->id, rank);
   kvrelay_source_config c = source_config(f);
   f->source_len = kvrelay_source_mem_size(&c);
   f->source_mem = serve_pages(pool->serve, f->source_len);
-  if (f->source_mem == NULL || kvrelay_source_init(&f->source, &c, &pool->producer, f->source_mem,
-                                                   f->source_len, now_ns) != KVRELAY_OK) {
-    log_event(LOG_ERROR, "no_memory", "source=%s bytes=%zu", f->name, f->source_len);
-    return 71;
-  }
-  return 0;
+  if (f->source_mem != NULL)
+    return 0;
+  log_event(LOG_ERROR, "no_memory", "source=%s bytes=%zu", f->name, f->source_len);
+  return 71;
 }
 
 #define LIVENESS_GRACE_NS UINT64_C(10000000000) /* of an engine that was never reached */
 #define LIVENESS_DOWN_NS UINT64_C(5000000000)   /* of one that was lost */
 
 uint64_t feed_liveness_deadline_ns(const feed *f) {
-  if (f->worker->events.type != CONFIG_EVENTS_ENGINE || f->link == FEED_UP)
+  if (f->worker->events.type != CONFIG_EVENTS_ENGINE || f->link == FEED_UP || f->link_ns == 0)
     return KVRELAY_TIME_NONE;
   return f->link_ns + (f->link == FEED_LOST ? LIVENESS_DOWN_NS : LIVENESS_GRACE_NS);
 }
@@ -82,11 +78,11 @@ void feed_close(feed *f) {
   f->source_mem = NULL;
 }
 
-void feed_restart(feed *f, uint64_t now_ns) {
+int feed_start(feed *f, uint64_t now_ns) {
   kvrelay_source_config c = source_config(f);
-  (void)!kvrelay_source_init(&f->source, &c, &f->pool->producer, f->source_mem, f->source_len,
-                             now_ns);
   memset(f->logged, 0, sizeof f->logged);
+  return kvrelay_source_init(&f->source, &c, &f->pool->producer, f->source_mem, f->source_len,
+                             now_ns);
 }
 
 int feed_batch(feed *f, uint64_t sequence, const uint8_t *payload, size_t len, uint64_t now_ns) {

@@ -24,19 +24,19 @@ typedef struct feed {
   kvrelay_zmq_sub *socket;    /* engine only */
   kvrelay_zmq_replay *replay; /* NULL: the engine cannot be asked again */
   int link;                   /* of the engine: FEED_ */
-  uint64_t link_ns;           /* since when */
+  uint64_t link_ns;           /* since when; 0 = not connected to yet */
   uint64_t down_ns; /* since when the engine cannot be reached; 0 = it can, or nothing is known */
   bool unreachable; /* that was logged, and still holds */
   bool dirty;       /* batches were applied since the pool was told */
   uint64_t logged[KVRELAY_COUNT_LEN]; /* counts as of the last line about each */
 } feed;
 
-/* Sets the feed up; no bytes flow yet.  0, or an exit code after a log line. */
-int feed_open(feed *f, struct served_pool *pool, const config_worker *worker, uint32_t rank,
-              uint64_t now_ns);
+/* Names the feed and reserves its memory.  0, or an exit code after a log line. */
+int feed_reserve(feed *f, struct served_pool *pool, const config_worker *worker, uint32_t rank);
 void feed_close(feed *f);
-/* The producer behind the feed was rebuilt empty: starts over with it. */
-void feed_restart(feed *f, uint64_t now_ns);
+/* The producer behind the feed is built, and empty: starts, or starts over, with it.  As
+ * kvrelay_source_init. */
+int feed_start(feed *f, uint64_t now_ns);
 
 /* One batch as it came: order, decode, apply.  KVRELAY_OK, or KVRELAY_ERR_INVARIANT: the producer
  * has to be fenced. */
@@ -62,6 +62,6 @@ void feed_engine_watch(feed *f, uint64_t now_ns);
 /* Asks the engine for all batches from `first` on; what cannot be asked is a line in the log. */
 void feed_engine_ask(feed *f, uint64_t first);
 /* feed_trace.c: applies the whole recording.  0, or an exit code after a log line. */
-int feed_trace_read(feed *f, const char *path);
+int feed_trace_read(feed *f);
 
 #endif

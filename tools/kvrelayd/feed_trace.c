@@ -29,7 +29,8 @@ static int apply_record(feed *f, const trace_record *r, uint64_t now_ns) {
                     r->frame_len[r->frames_len - 1], now_ns);
 }
 
-int feed_trace_read(feed *f, const char *path) {
+int feed_trace_read(feed *f) {
+  const char *path = f->worker->events.file;
   trace t;
   trace_record record;
   char why[128];

@@ -3,7 +3,6 @@
 #include <errno.h>
 #include <event2/event.h>
 #include <getopt.h>
-#include <libgen.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,7 +24,9 @@ static const char usage[] =
     "dynamo.kvrelay.v1).\n"
     "\n"
     "  --config FILE        configuration (default $KVRELAY_CONFIG, else " DEFAULT_CONFIG ")\n"
-    "  --check [FILE]       check the configuration, print what it means, and stop\n"
+    "  --check [FILE]       check the configuration and its recordings, print what it means and "
+    "the\n"
+    "                       memory it takes at worst, and stop\n"
     "  --bind ADDRESS:PORT  gRPC listener, instead of relay.bind; port 0 takes a free one and logs "
     "it\n"
     "  --log-level LEVEL    trace, debug, info, warn, error (default info)\n"
@@ -75,11 +76,16 @@ static int check(const char *path) {
     config_free(c);
     return 71;
   }
-  plan_print(p, stdout);
+  serve s;
+  code = serve_reserve(&s, p);
+  if (code == 0) {
+    plan_print(p, stdout);
+    printf("memory at worst %zu bytes\n%s: fine\n", s.worst_case_bytes, path);
+  }
+  serve_close(&s);
   plan_free(p);
   config_free(c);
-  printf("%s: fine\n", path);
-  return 0;
+  return code;
 }
 
 static int open_listener(daemon_ *d, const char *bind) {
@@ -165,11 +171,12 @@ static void close_signals(daemon_ *d) {
     event_base_free(d->base);
 }
 
-static int open_all(daemon_ *d, const config *c, const plan *p, const char *config_dir,
-                    const char *bind) {
+static int open_all(daemon_ *d, const config *c, const plan *p, const char *bind) {
   int code = open_signals(d);
   if (code == 0)
-    code = serve_open(&d->serve, p, config_dir);
+    code = serve_reserve(&d->serve, p);
+  if (code == 0)
+    code = serve_open(&d->serve);
   if (code == 0) {
     kvrelay_relay_service_config cfg = kvrelay_relay_service_config_default(&d->serve.relay);
     code = kvrelay_relay_service_open(&cfg, &d->service) == KVRELAY_TRANSPORT_OK ? 0 : 71;
@@ -191,9 +198,8 @@ static int serve_config(const char *path, const char *bind) {
   config *c = config_load(path, stderr, &code);
   if (c == NULL)
     return code;
-  char *path_copy = strdup(path); /* dirname writes */
   plan *p = plan_make(c, stderr);
-  code = p == NULL || path_copy == NULL ? 71 : open_all(&d, c, p, dirname(path_copy), bind);
+  code = p == NULL ? 71 : open_all(&d, c, p, bind);
   if (code == 0) {
     log_event(LOG_INFO, "ready", "dc=%s pools=%u", c->relay.dc, d.serve.pools_count);
     code = run(&d);
@@ -208,7 +214,6 @@ static int serve_config(const char *path, const char *bind) {
   serve_close(&d.serve);
   close_signals(&d);
   plan_free(p);
-  free(path_copy);
   config_free(c);
   return code;
 }

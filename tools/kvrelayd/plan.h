@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* plan.h - what a configuration means: identities, registrations and roles of every endpoint
- * (contract sections 6 and 12). */
+/* plan.h - what a configuration means: identities, registrations and roles of every
+ * endpoint. */
 #ifndef KVRELAYD_PLAN_H
 #define KVRELAYD_PLAN_H
 

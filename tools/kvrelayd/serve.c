@@ -66,21 +66,22 @@ static ckf_producer_config producer_config(const plan_pool *p) {
   return cfg;
 }
 
-/* The ranks of all workers; what they use nobody reports yet. */
-static int declare_ranks(served_pool *pool) {
-  const config_endpoint *e = pool->plan->endpoint;
+/* The ranks of all workers, to be freed; NULL without memory. */
+static kvrelay_rank_range *rank_ranges(const config_endpoint *e) {
   kvrelay_rank_range *ranges = calloc(e->workers_count + 1u, sizeof *ranges);
-  if (ranges == NULL)
-    return KVRELAY_ERR_NOSPACE;
-  for (unsigned i = 0; i < e->workers_count; i++)
+  for (unsigned i = 0; ranges != NULL && i < e->workers_count; i++)
     ranges[i] = (kvrelay_rank_range){e->workers[i].id, e->workers[i].rank_start,
                                      e->workers[i].ranks, e->workers[i].total_kv_blocks};
-  if (pool->ranks_mem == NULL) {
-    pool->ranks_len = kvrelay_pool_ranks_mem_size(ranges, e->workers_count);
-    pool->ranks_mem = serve_pages(pool->serve, pool->ranks_len);
-  }
-  int err = kvrelay_pool_set_ranks(pool->pool, ranges, e->workers_count, pool->ranks_mem,
-                                   pool->ranks_len);
+  return ranges;
+}
+
+/* What they use nobody reports yet. */
+static int declare_ranks(served_pool *pool) {
+  const config_endpoint *e = pool->plan->endpoint;
+  kvrelay_rank_range *ranges = rank_ranges(e);
+  int err = ranges == NULL ? KVRELAY_ERR_NOSPACE
+                           : kvrelay_pool_set_ranks(pool->pool, ranges, e->workers_count,
+                                                    pool->ranks_mem, pool->ranks_len);
   free(ranges);
   return err;
 }
@@ -113,41 +114,54 @@ static unsigned sockets_of(const config_worker *w) {
   return per_rank ? w->ranks : 1;
 }
 
-static int open_feeds(served_pool *pool, uint64_t now_ns) {
+static int reserve_feeds(served_pool *pool) {
   const config_endpoint *e = pool->plan->endpoint;
   unsigned count = 0;
   for (unsigned i = 0; i < e->workers_count; i++)
     count += sockets_of(&e->workers[i]);
-  pool->feeds = calloc(count, sizeof *pool->feeds);
+  pool->feeds = calloc(count + 1u, sizeof *pool->feeds);
   if (pool->feeds == NULL)
     return 71;
   for (unsigned i = 0; i < e->workers_count; i++)
     for (unsigned r = 0; r < sockets_of(&e->workers[i]); r++) {
-      int code = feed_open(&pool->feeds[pool->feeds_count++], pool, &e->workers[i],
-                           e->workers[i].rank_start + r, now_ns);
+      int code = feed_reserve(&pool->feeds[pool->feeds_count++], pool, &e->workers[i],
+                              e->workers[i].rank_start + r);
       if (code != 0)
         return code;
     }
   return 0;
 }
 
-static int open_pool(serve *s, served_pool *pool, const plan_pool *p, uint64_t now_ns) {
+static int reserve_pool(serve *s, served_pool *pool, const plan_pool *p) {
   pool->plan = p;
   pool->serve = s;
   snprintf(pool->name, sizeof pool->name, "%s/%s/%s", p->endpoint->namespace_,
            p->endpoint->component, p->endpoint->endpoint);
   ckf_producer_config cfg = producer_config(p);
+  kvrelay_rank_range *ranges = rank_ranges(p->endpoint);
   size_t producer_len = ckf_producer_mem_size(&cfg),
          pool_len = kvrelay_relay_pool_mem_size(&s->relay, &p->descriptor);
+  if (ranges != NULL)
+    pool->ranks_len = kvrelay_pool_ranks_mem_size(ranges, p->endpoint->workers_count);
+  free(ranges);
   pool->producer_mem = serve_pages(s, producer_len);
   pool->pool_mem = serve_pages(s, pool_len);
-  if (pool->producer_mem == NULL || pool->pool_mem == NULL) {
-    log_event(LOG_ERROR, "no_memory", "pool=%s bytes=%zu", pool->name, producer_len + pool_len);
+  pool->ranks_mem = serve_pages(s, pool->ranks_len);
+  if (pool->producer_mem == NULL || pool->pool_mem == NULL || pool->ranks_mem == NULL) {
+    log_event(LOG_ERROR, "no_memory", "pool=%s bytes=%zu", pool->name,
+              producer_len + pool_len + pool->ranks_len);
     return 71;
   }
+  return reserve_feeds(pool);
+}
+
+static int open_pool(served_pool *pool, uint64_t now_ns) {
   if (publish(pool, now_ns) != KVRELAY_OK)
     return 70;
-  return open_feeds(pool, now_ns);
+  for (unsigned i = 0; i < pool->feeds_count; i++)
+    if (feed_start(&pool->feeds[i], now_ns) != KVRELAY_OK)
+      return 70;
+  return 0;
 }
 
 void serve_pool_fence(served_pool *pool, uint64_t now_ns) {
@@ -158,7 +172,7 @@ void serve_pool_fence(served_pool *pool, uint64_t now_ns) {
   if (publish(pool, now_ns) != KVRELAY_OK)
     return;
   for (unsigned i = 0; i < pool->feeds_count; i++)
-    feed_restart(&pool->feeds[i], now_ns);
+    (void)!feed_start(&pool->feeds[i], now_ns);
 }
 
 void serve_pool_changed(served_pool *pool, uint64_t now_ns) {
@@ -225,41 +239,41 @@ static int open_decoder(serve *s) {
              : 70;
 }
 
-static int read_traces(serve *s, const char *config_dir) {
+static int read_traces(serve *s) {
   int code = 0;
   for (unsigned i = 0; i < s->pools_count && code == 0; i++)
-    for (unsigned j = 0; j < s->pools[i].feeds_count && code == 0; j++) {
-      feed *f = &s->pools[i].feeds[j];
-      char path[8400];
-      const char *file = f->worker->events.file;
-      if (f->worker->events.type != CONFIG_EVENTS_TRACE)
-        continue;
-      snprintf(path, sizeof path, "%s%s%s", file[0] == '/' ? "" : config_dir,
-               file[0] == '/' ? "" : "/", file);
-      code = feed_trace_read(f, path);
-    }
+    for (unsigned j = 0; j < s->pools[i].feeds_count && code == 0; j++)
+      if (s->pools[i].feeds[j].worker->events.type == CONFIG_EVENTS_TRACE)
+        code = feed_trace_read(&s->pools[i].feeds[j]);
   return code;
 }
 
-int serve_open(serve *s, const plan *p, const char *config_dir) {
-  uint64_t now_ns = serve_now_ns();
+int serve_reserve(serve *s, const plan *p) {
   memset(s, 0, sizeof *s);
+  s->plan = p;
   s->pools = calloc(p->pools_count + 1u, sizeof *s->pools);
-  int code = s->pools == NULL ? 71 : open_relay(s, p, now_ns);
+  int code = s->pools == NULL ? 71 : open_relay(s, p, serve_now_ns());
   if (code == 0)
     code = open_decoder(s);
   if (code != 0)
     log_event(LOG_ERROR, "no_memory", "what=relay bytes=%zu", s->relay_len);
   for (unsigned i = 0; i < p->pools_count && code == 0; i++)
     if (p->pools[i].no_pool == NULL)
-      code = open_pool(s, &s->pools[s->pools_count++], &p->pools[i], now_ns);
-  if (code == 0) {
-    log_event(LOG_INFO, "memory", "worst_case_bytes=%zu pools=%u", s->worst_case_bytes,
-              s->pools_count);
-    code = read_traces(s, config_dir);
-  }
+      code = reserve_pool(s, &s->pools[s->pools_count++], &p->pools[i]);
+  return code;
+}
+
+int serve_open(serve *s) {
+  uint64_t now_ns = serve_now_ns();
+  int code = 0;
+  log_event(LOG_INFO, "memory", "worst_case_bytes=%zu pools=%u", s->worst_case_bytes,
+            s->pools_count);
+  for (unsigned i = 0; i < s->pools_count && code == 0; i++)
+    code = open_pool(&s->pools[i], now_ns);
   if (code == 0)
-    code = topology_open(&s->topology, p);
+    code = read_traces(s);
+  if (code == 0)
+    code = topology_open(&s->topology, s->plan);
   if (code == 0)
     topology_poll(&s->topology, s, now_ns);
   return code;

@@ -24,6 +24,7 @@ typedef struct served_pool {
 } served_pool;
 
 typedef struct serve {
+  const plan *plan;
   void *zmq_context;
   kvrelay_relay relay;
   void *relay_mem;
@@ -35,15 +36,18 @@ typedef struct serve {
   unsigned pools_count;
   topology topology;
   uint64_t polled_ns;      /* of the last serve_poll */
-  size_t worst_case_bytes; /* of all memory reserved so far; what is not touched costs nothing */
+  size_t worst_case_bytes; /* of all memory reserved; what is not touched costs nothing */
 } serve;
 
 /*
- * Builds and publishes every pool of the plan and reads its recorded streams, whose relative paths
- * start at `config_dir`; engines are not connected yet.  0, or an exit code after a log line;
- * serve_close is due either way.  `p` and its configuration must outlive the daemon.
+ * Reserves the memory of everything the plan wants, `worst_case_bytes` in all, and touches next to
+ * nothing of it.  0, or an exit code after a log line; serve_close is due either way.  `p` and its
+ * configuration must outlive the daemon.
  */
-int serve_open(serve *s, const plan *p, const char *config_dir);
+int serve_reserve(serve *s, const plan *p);
+/* Builds and publishes every pool, and reads its recorded streams; engines are not connected yet.
+ * As serve_reserve. */
+int serve_open(serve *s);
 /* Connects the engine feeds; after the listener is up.  As serve_open. */
 int serve_connect(serve *s, struct event_base *base);
 /* After the transports are closed. */

@@ -16,6 +16,7 @@ typedef struct yaml_doc {
   yaml_document_t document;
   FILE *report;
   unsigned errors, warnings;
+  unsigned unreadable; /* those of the errors that are about another file */
 } yaml_doc;
 
 /*

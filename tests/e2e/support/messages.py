@@ -23,10 +23,10 @@ def producer(buckets=BUCKETS, scope=b"s" * 16):
     )
 
 
-def pool(endpoint="c", hash_format=1, block_size=4, aliases=(), buckets=BUCKETS):
+def pool(endpoint="c", hash_format=1, block_size=4, aliases=(), buckets=BUCKETS, scope=b"s" * 16):
     target = pb.ModelTarget(base=pb.BaseModelTarget(base_model="m"))
     return pb.KvPoolDescriptor(
-        producer=producer(buckets),
+        producer=producer(buckets, scope),
         serving_endpoint=pb.DynamoEndpointId(namespace="a", component="b", endpoint=endpoint),
         registrations=[pb.ModelRegistration(canonical_model_id="m", target=target, aliases=aliases)],
         query_semantics=pb.KvQuerySemantics(kv_block_size=block_size, hash_format=hash_format),
@@ -34,9 +34,9 @@ def pool(endpoint="c", hash_format=1, block_size=4, aliases=(), buckets=BUCKETS)
     )
 
 
-def catalog(*pools, marker=MARKER):
+def catalog(*pools, marker=MARKER, revision=1):
     snapshot = pb.KvPoolCatalogSnapshot(pools=pools)
-    update = pb.KvPoolCatalogUpdate(protocol_version=1, relay=RELAY, revision=1, snapshot=snapshot, contract_marker=marker)
+    update = pb.KvPoolCatalogUpdate(protocol_version=1, relay=RELAY, revision=revision, snapshot=snapshot, contract_marker=marker)
     return update.SerializeToString()
 
 
