@@ -556,14 +556,18 @@ static void forget(kvrelay_polled *p) {
   p->stored_ = false;
 }
 
-/* The number of an answer: the next one, unless its ids say that the engine started anew. */
+/* The ids started over: what was known is another process's, whatever the source had of it. */
+static int start_over(kvrelay_polled *p, kvrelay_source *s, uint64_t now_ns) {
+  forget(p);
+  p->sequence_ = 0;
+  kvrelay_source_count(s, KVRELAY_COUNT_RESTART, 1);
+  return kvrelay_source_clear(s, now_ns);
+}
+
+/* The number of an answer: the next one, 0 only where an id of ours says that it is the first. */
 static uint64_t number_of(kvrelay_polled *p, const answer *a) {
-  const bool beginning = a->has_first && a->first_id == 0;
-  if (a->starts_over) {
-    forget(p);
-    p->sequence_ = beginning ? 0 : p->sequence_ + ANOTHER_PROCESS;
-  } else if (p->sequence_ == 0 && !beginning)
-    p->sequence_ = 1; /* an answer without ids of ours tells nothing of what went before */
+  if (p->sequence_ == 0 && !(a->has_first && a->first_id == 0))
+    p->sequence_ = 1;
   return p->sequence_++;
 }
 
@@ -575,7 +579,9 @@ int kvrelay_polled_feed(kvrelay_polled *p, kvrelay_source *s, const uint8_t *jso
   const bool whole = read_answer(&a, json, len);
   if (whole && a.events == 0)
     return KVRELAY_OK;
-  int err = kvrelay_source_live(s, number_of(p, &a), whole ? json : NULL, len, now_ns);
+  int err = a.starts_over ? start_over(p, s, now_ns) : KVRELAY_OK;
+  if (err == KVRELAY_OK)
+    err = kvrelay_source_live(s, number_of(p, &a), whole ? json : NULL, len, now_ns);
   while (err == KVRELAY_OK && kvrelay_source_next(s, &batch, now_ns) == 1) {
     if (batch.payload == NULL)
       err = kvrelay_source_lost(s, KVRELAY_COUNT_PAYLOAD_MALFORMED, now_ns);

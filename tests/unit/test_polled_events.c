@@ -162,6 +162,18 @@ Test(polled_events, only_the_largest_window_counts) {
   poller_free(&p);
 }
 
+/* Also of one that had taken the blocks behind a window's change for its first. */
+Test(polled_events, another_process_behind_a_larger_window) {
+  poller p = poller_new();
+  poll(&p, "[" WINDOW(0, 512, ONE) "," WINDOW(1, 8192, ONE) "]");
+  cr_assert(holds(&p, CANON_4));
+  poll(&p, "[" WINDOW(0, 8192, "\"type\":\"created\"") "]");
+  COUNTED(&p, RESTART, 1);
+  cr_assert_not(holds(&p, CANON_4));
+  cr_assert(kvrelay_source_complete(&p.f->source, 0));
+  poller_free(&p);
+}
+
 Test(polled_events, ids_that_jump_are_counted_and_ids_that_start_over_are_another_process) {
   poller p = poller_new();
   poll(&p, "[" STORED(0, null, FIRST) "]");
