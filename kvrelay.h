@@ -144,10 +144,10 @@ extern "C" {
 #define KVRELAY_DIGEST_LEN 16
 #define KVRELAY_SUBSCRIBER_ID_MAX 128 /* bytes */
 /* What readers take; more is not supported (WIRE.md, Reading). */
-#define KVRELAY_TEXT_MAX 4096    /* bytes of a text */
-#define KVRELAY_ALIASES_MAX 1024 /* of one registration */
-#define KVRELAY_PARTS_MAX 4096   /* registrations of a pool, members or adapters of an entry */
-#define KVRELAY_ROLES_MAX 64     /* in one list */
+#define KVRELAY_TEXT_MAX 4096u    /* bytes of a text */
+#define KVRELAY_ALIASES_MAX 1024u /* of one registration */
+#define KVRELAY_PARTS_MAX 4096u   /* registrations of a pool, members or adapters of an entry */
+#define KVRELAY_ROLES_MAX 64u     /* in one list, repeats included */
 
 /* RPCs; the numbers are those of the raw transport's REQUEST frame. */
 enum kvrelay_method {
@@ -6878,34 +6878,40 @@ static int kvrelay_shape_compare_(const kvrelay_card *a, const kvrelay_card *b) 
   return c;
 }
 
-/* What else of a card is a number. */
-static void kvrelay_card_numbers_(const kvrelay_card *c, uint64_t out[11]) {
+#define KVRELAY_CARD_NUMBERS_ 16
+/* What else of a card is a number: all of it, even what no pool is made of. */
+static void kvrelay_card_numbers_(const kvrelay_card *c, uint64_t out[KVRELAY_CARD_NUMBERS_]) {
   const kvrelay_digest *const cache = &c->domain.cache_semantics, *const scope =
                                                                       &c->domain.routing_scope;
   out[0] = c->has_suffix;
-  out[1] = cache->present;
-  out[2] = cache->digest_len;
-  out[3] = scope->present;
-  out[4] = scope->digest_len;
-  out[5] = c->semantics.kv_block_size;
-  out[6] = (uint64_t)c->semantics.hash_format;
-  out[7] = (uint64_t)c->liveness;
-  out[8] = c->adapter_limit;
-  out[9] = (uint64_t)c->role;
-  out[10] = c->prefill_capable;
+  out[1] = c->has_lora;
+  out[2] = c->domain.present;
+  out[3] = cache->present;
+  out[4] = cache->digest_len;
+  out[5] = (uint64_t)cache->source;
+  out[6] = scope->present;
+  out[7] = scope->digest_len;
+  out[8] = (uint64_t)scope->source;
+  out[9] = c->semantics.present;
+  out[10] = c->semantics.kv_block_size;
+  out[11] = (uint64_t)c->semantics.hash_format;
+  out[12] = (uint64_t)c->liveness;
+  out[13] = c->adapter_limit;
+  out[14] = (uint64_t)c->role;
+  out[15] = c->prefill_capable;
 }
 
 /* 0 only for cards that say the same in everything but aliases, which are united: so nothing
  * depends on who comes first. */
 static int kvrelay_card_compare_(const kvrelay_card *a, const kvrelay_card *b) {
-  uint64_t as[11], bs[11];
+  uint64_t as[KVRELAY_CARD_NUMBERS_], bs[KVRELAY_CARD_NUMBERS_];
   size_t i;
   int c = kvrelay_text_compare_(a->model_id, b->model_id);
   c = c != 0 ? c : kvrelay_text_compare_(a->adapter, b->adapter);
   c = c != 0 ? c : kvrelay_domain_compare_(&a->domain, &b->domain);
   kvrelay_card_numbers_(a, as);
   kvrelay_card_numbers_(b, bs);
-  for (i = 0; c == 0 && i < 11; i++)
+  for (i = 0; c == 0 && i < KVRELAY_CARD_NUMBERS_; i++)
     c = kvrelay_u64_compare_(as[i], bs[i]);
   return c != 0 ? c : kvrelay_shape_compare_(a, b);
 }

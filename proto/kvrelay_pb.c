@@ -244,7 +244,7 @@ static bool lift_roles(reader *r, const int32_t *roles, size_t len, kvrelay_role
 }
 
 static bool fill_roles(const kvrelay_roles *in, int32_t *roles, pb_size_t *len) {
-  if (in->len > KVRELAY_PB_ROLES_MAX)
+  if (in->len > KVRELAY_ROLES_MAX)
     return false;
   if (in->len)
     memcpy(roles, in->ptr, in->len * sizeof *roles);
@@ -644,10 +644,10 @@ CODEC(ckf_format, CkfFormat, kvrelay_ckf_format, 0);
 CODEC(endpoint, DynamoEndpointId, kvrelay_endpoint, 0);
 CODEC(semantics, KvQuerySemantics, kvrelay_semantics, 0);
 CODEC(descriptor, KvPoolDescriptor, kvrelay_descriptor, KVRELAY_PB_ENTRIES_MAX);
-CODEC(registration, ModelRegistration, kvrelay_registration, KVRELAY_PB_PARTS_MAX);
+CODEC(registration, ModelRegistration, kvrelay_registration, KVRELAY_PARTS_MAX);
 CODEC(topology_entry, TopologyEntry, kvrelay_topology_entry, KVRELAY_PB_ENTRIES_MAX);
-CODEC(member, TopologyMember, kvrelay_topology_member, KVRELAY_PB_PARTS_MAX);
-CODEC(adapter, AdapterReadiness, kvrelay_adapter_readiness, KVRELAY_PB_PARTS_MAX);
+CODEC(member, TopologyMember, kvrelay_topology_member, KVRELAY_PARTS_MAX);
+CODEC(adapter, AdapterReadiness, kvrelay_adapter_readiness, KVRELAY_PARTS_MAX);
 CODEC(load_entry, KvPoolLoadEntry, kvrelay_load_entry, KVRELAY_PB_ENTRIES_MAX);
 CODEC(info_request, RelayInfoRequest, kvrelay_request, 0);
 CODEC(plain_request, WatchKvPoolCatalogRequest, kvrelay_request, 0);
@@ -661,7 +661,7 @@ _Static_assert(sizeof(kvpb_SubscribeServingReadinessRequest) ==
                    kvpb_SubscribeKvPoolLoadRequest_subscriber_id_tag == 1,
                "requests of one shape");
 _Static_assert(sizeof((kvpb_KvPoolDescriptor *)0)->pool_roles / sizeof(int32_t) ==
-                   KVRELAY_PB_ROLES_MAX,
+                   KVRELAY_ROLES_MAX,
                "the bound of kvrelay.options");
 
 static const codec *element_codec(const pb_msgdesc_t *fields) {
@@ -720,7 +720,7 @@ bool kvrelay_pb_field_(pb_istream_t *stream, pb_ostream_t *never, const pb_field
     return read_text(stream, field, field->pData);
   reader *r = stream->state;
   if (!PB_LTYPE_IS_SUBMSG(field->type)) {
-    kvrelay_text *text = reader_push(r, field->pData, sizeof *text, KVRELAY_PB_ALIASES_MAX);
+    kvrelay_text *text = reader_push(r, field->pData, sizeof *text, KVRELAY_ALIASES_MAX);
     return text && read_text(stream, field, text);
   }
   const codec *c = element_codec(field->submsg_desc);
@@ -958,7 +958,7 @@ ptrdiff_t kvrelay_pb_encode_request(const kvrelay_request *m, uint8_t *out, size
 #define DEFINE(NAME, TYPE)                                                                         \
   int kvrelay_pb_decode_##NAME(const uint8_t *bytes, size_t len, kvrelay_pb_arena *arena,          \
                                TYPE *out) {                                                        \
-    return decode(&NAME##_codec, KVRELAY_PB_TEXT_MAX, bytes, len, arena, out);                     \
+    return decode(&NAME##_codec, KVRELAY_TEXT_MAX, bytes, len, arena, out);                        \
   }                                                                                                \
   ptrdiff_t kvrelay_pb_encode_##NAME(const TYPE *m, uint8_t *out, size_t cap) {                    \
     return encode(&NAME##_codec, m, out, cap);                                                     \

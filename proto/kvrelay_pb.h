@@ -28,15 +28,11 @@
 extern "C" {
 #endif
 
-/* Bounds of a reader.  Beyond them decoding ends with KVRELAY_ERR_LIMIT; nothing is cut silently.
- */
+/* Bounds of a reader, besides those of kvrelay.h (KVRELAY_TEXT_MAX, _ALIASES_MAX, _PARTS_MAX,
+ * _ROLES_MAX).  Beyond them decoding ends with KVRELAY_ERR_LIMIT; nothing is cut silently. */
 #define KVRELAY_PB_MESSAGE_MAX 8388608u /* bytes; kept by whoever receives, not here */
-#define KVRELAY_PB_TEXT_MAX 4096u       /* bytes of one string of a response */
 #define KVRELAY_PB_ENTRIES_MAX                                                                     \
   65536u /* pools of a catalog or load window, entries of a readiness message */
-#define KVRELAY_PB_PARTS_MAX 4096u   /* registrations of a pool, members or adapters of an entry */
-#define KVRELAY_PB_ALIASES_MAX 1024u /* of one registration */
-#define KVRELAY_PB_ROLES_MAX 64u     /* of one list, repeats included */
 
 /* Memory for the lists of a decoded message.  The caller sets all three; `used` = 0 takes
  * everything back. */
@@ -64,7 +60,7 @@ typedef struct kvrelay_pb_arena {
  * which writes the canonical form: fields in number order, zero scalars left out, role lists
  * packed.  Returns the length; with `out` = NULL only that, `cap` does not count then.
  * KVRELAY_ERR_NOSPACE: cap is too small, `out` has no defined content; KVRELAY_ERR_ARG: a digest
- * longer than its struct or more than KVRELAY_PB_ROLES_MAX roles, which can come only from the
+ * longer than its struct or more than KVRELAY_ROLES_MAX roles, which can come only from the
  * caller.
  */
 #define KVRELAY_PB_MESSAGES(X)                                                                     \

@@ -776,13 +776,6 @@ Test(contract, more_registrations_than_readers_take) {
             strcmp(v.field, "registrations") == 0);
 }
 
-/* The bounds of the readers of bytes are those of the core. */
-Test(contract, bounds_of_readers) {
-  cr_expect_eq(KVRELAY_PB_TEXT_MAX, KVRELAY_TEXT_MAX);
-  cr_expect_eq(KVRELAY_PB_ALIASES_MAX, KVRELAY_ALIASES_MAX);
-  cr_expect_eq(KVRELAY_PB_PARTS_MAX, KVRELAY_PARTS_MAX);
-}
-
 Test(contract, X2_names_that_differ_after_a_nul_are_two) {
   everything x;
   fill(&x);

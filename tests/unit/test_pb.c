@@ -344,10 +344,10 @@ Test(pb, bounds_hold_exactly) {
     size_t most;
     const char *what;
   } lists[] = {{decode_load, 6, KVRELAY_PB_ENTRIES_MAX, "load entries"},
-               {decode_descriptor, 3, KVRELAY_PB_PARTS_MAX, "registrations"},
-               {decode_topology_entry, 6, KVRELAY_PB_PARTS_MAX, "members"},
-               {decode_topology_entry, 9, KVRELAY_PB_PARTS_MAX, "adapters"},
-               {decode_registration, 3, KVRELAY_PB_ALIASES_MAX, "aliases"}};
+               {decode_descriptor, 3, KVRELAY_PARTS_MAX, "registrations"},
+               {decode_topology_entry, 6, KVRELAY_PARTS_MAX, "members"},
+               {decode_topology_entry, 9, KVRELAY_PARTS_MAX, "adapters"},
+               {decode_registration, 3, KVRELAY_ALIASES_MAX, "aliases"}};
   static uint8_t big[64u << 20];
   for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++)
     for (size_t more = 0; more < 2; more++) {
@@ -368,15 +368,15 @@ Test(pb, bounds_hold_exactly) {
     cr_assert(more || catalog.pools_len == KVRELAY_PB_ENTRIES_MAX);
   }
   for (size_t more = 0; more < 2; more++) {
-    many(1, 1, KVRELAY_PB_TEXT_MAX + more);
+    many(1, 1, KVRELAY_TEXT_MAX + more);
     cr_assert_eq(try_out(decode_endpoint), more ? KVRELAY_ERR_LIMIT : KVRELAY_OK);
-    many(3, 1, KVRELAY_PB_TEXT_MAX + more);
+    many(3, 1, KVRELAY_TEXT_MAX + more);
     cr_assert_eq(try_out(decode_registration), more ? KVRELAY_ERR_LIMIT : KVRELAY_OK);
     many(5, 0, 0);
-    for (size_t i = 0; i < KVRELAY_PB_ROLES_MAX + more; i++)
+    for (size_t i = 0; i < KVRELAY_ROLES_MAX + more; i++)
       put_field(5, 0, 2);
     cr_assert_eq(try_out(decode_descriptor), more ? KVRELAY_ERR_LIMIT : KVRELAY_OK);
-    many(5, 1, KVRELAY_PB_ROLES_MAX + more); /* the same, packed */
+    many(5, 1, KVRELAY_ROLES_MAX + more); /* the same, packed */
     cr_assert_eq(try_out(decode_descriptor), more ? KVRELAY_ERR_LIMIT : KVRELAY_OK);
   }
   /* a request's text has no bound here, nor has a digest: their rules are the validators' */
@@ -555,9 +555,9 @@ Test(pb, methods_without_a_request) {
 /* ---- encoding ---- */
 
 Test(pb, what_cannot_be_encoded) {
-  int32_t roles[KVRELAY_PB_ROLES_MAX + 1] = {0};
-  kvrelay_descriptor d = {.pool_roles = {roles, KVRELAY_PB_ROLES_MAX}};
-  cr_assert_eq(kvrelay_pb_encode_descriptor(&d, NULL, 0), 2 + KVRELAY_PB_ROLES_MAX);
+  int32_t roles[KVRELAY_ROLES_MAX + 1] = {0};
+  kvrelay_descriptor d = {.pool_roles = {roles, KVRELAY_ROLES_MAX}};
+  cr_assert_eq(kvrelay_pb_encode_descriptor(&d, NULL, 0), 2 + KVRELAY_ROLES_MAX);
   d.pool_roles.len++;
   cr_assert_eq(kvrelay_pb_encode_descriptor(&d, NULL, 0), KVRELAY_ERR_ARG);
   kvrelay_catalog_update m = {.snapshot_present = true, .pools = &d, .pools_len = 1};

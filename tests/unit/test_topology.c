@@ -464,8 +464,9 @@ static const char *told_wholly(const kvrelay_card *cards, size_t n) {
   for (size_t i = 0; i < topology.endpoints_len; i++) {
     const kvrelay_endpoint_state *const s = &topology.endpoints[i];
     const kvrelay_digest *const digests[] = {&s->domain.cache_semantics, &s->domain.routing_scope};
-    add(out, "%.*s: %s; block %u of %d", T(s->endpoint.component), s->why,
-        s->semantics.kv_block_size, s->semantics.hash_format);
+    add(out, "%.*s: %s; %d block %u of %d; %d", T(s->endpoint.component), s->why,
+        s->semantics.present, s->semantics.kv_block_size, s->semantics.hash_format,
+        s->domain.present);
     for (size_t d = 0; d < 2; d++) {
       add(out, " %d/%d/%zu/", digests[d]->present, digests[d]->source, digests[d]->digest_len);
       for (size_t k = 0; k < KVRELAY_DIGEST_LEN; k++)
@@ -816,6 +817,11 @@ static kvrelay_card any_card(uint64_t *rng) {
   c.domain.routing_scope.digest[0] = (uint8_t)((r >> 46) % 8 ? component[0] : 'z');
   c.domain.cache_semantics.source = (r2 >> 4) % 16 ? KVRELAY_SOURCE_EXPLICIT : 0;
   c.domain.cache_semantics.digest_len = (r2 >> 8) % 16 ? KVRELAY_DIGEST_LEN : 15;
+  c.domain.routing_scope.source = (r2 >> 28) % 16 ? KVRELAY_SOURCE_EXPLICIT : 0;
+  c.domain.cache_semantics.present = (r2 >> 32) % 32 != 0;
+  c.domain.routing_scope.present = (r2 >> 37) % 32 != 0;
+  c.domain.present = (r2 >> 42) % 32 != 0;
+  c.semantics.present = (r2 >> 47) % 32 != 0;
   c.model_type = text((r2 >> 12) % 4 ? "chat" : "text");
   c.adapter_limit = (r >> 50) % 8 ? 4 : (r >> 54) % 8;
   return c;
@@ -823,7 +829,7 @@ static kvrelay_card any_card(uint64_t *rng) {
 
 /* Takes one thing from another card. */
 static void differ(kvrelay_card *c, const kvrelay_card *other, uint64_t what) {
-  switch (what % 12) {
+  switch (what % 15) {
   case 0:
     c->domain.routing_scope.digest[0] ^= 4;
     break;
@@ -858,6 +864,15 @@ static void differ(kvrelay_card *c, const kvrelay_card *other, uint64_t what) {
     break;
   case 10:
     c->model_id = other->model_id;
+    break;
+  case 11:
+    c->has_lora = !c->has_lora;
+    break;
+  case 12:
+    c->domain.present = !c->domain.present;
+    break;
+  case 13:
+    c->domain.routing_scope = other->domain.routing_scope;
     break;
   default:
     c->worker_id = other->worker_id;
