@@ -693,6 +693,7 @@ Test(replay, what_waits_at_attach_may_be_of_a_process_that_is_gone_after_a_recon
   APPLIED(e, 0, 1, 2, 3, 4, 5);
   cr_assert_eq(blocks_of(e->f, 0), 6);
   cr_assert(complete(e));
+  stream_free(e);
 }
 
 Test(replay, after_a_reconnect_the_last_batch_shows_who_is_there) {
