@@ -98,10 +98,11 @@ static uint64_t next_deadline(const sim *s, uint64_t until) {
 }
 
 static void run_to(sim *s, uint64_t until) {
+  const uint64_t most = s->plan.step_ns > 200 * SIM_MS ? s->plan.step_ns / 4 : 20 * SIM_MS;
   settle_moment(s);
   while (s->now < until && !s->failure[0]) {
-    /* Messages on their way are in nobody's deadlines: steps of a millisecond at least see them. */
-    const uint64_t next = next_deadline(s, until), soon = s->now + 20 * SIM_MS;
+    /* Messages on their way are in nobody's deadlines: short steps see them. */
+    const uint64_t next = next_deadline(s, until), soon = s->now + most;
     const uint64_t at = next < soon ? next : soon;
     s->now = at > s->now ? at : s->now + 1;
     settle_moment(s);

@@ -420,7 +420,8 @@ bool sim_engine_turn(sim *s, sim_pool *p, sim_engine *e) {
   if (!e->source_mem)
     return true;
   take(s, p, e);
-  check_silence(s, e);
+  if (kvrelay_source_deadline_ns(&e->source) > s->now) /* else it is still to be told the time */
+    check_silence(s, e);
   return true;
 }
 

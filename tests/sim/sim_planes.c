@@ -328,4 +328,11 @@ void sim_planes_step(sim *s, uint32_t r, uint32_t i) {
   tell(s, r);
 }
 
-void sim_planes_calm(sim *s, uint32_t r) { tell(s, r); }
+void sim_planes_calm(sim *s, uint32_t r) {
+  bool heard = true;
+  for (uint32_t i = 0; i < s->plan.pools; i++)
+    heard &= memcmp(s->relays[r].pools[i].told, s->relays[r].pools[i].sites,
+                    sizeof s->relays[r].pools[i].told) == 0;
+  if (!heard)
+    tell(s, r);
+}

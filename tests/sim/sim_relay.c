@@ -212,11 +212,11 @@ static void relay_up(sim *s, uint32_t r) {
   }
   relay->front.to = kvrelay_relay_service_base(relay->service);
   relay->down_until = 0;
-  sim_planes_up(s, r);
   for (uint32_t i = 0; i < s->plan.pools; i++) {
     pool_state(s, &relay->pools[i]);
     pool_publish(s, r, i);
   }
+  sim_planes_up(s, r);
 }
 
 /* Its connections are gone by now. */
