@@ -130,7 +130,8 @@ $(RUN_VECTORS): $(call obj,$(VECTOR_SRC)) $(SUPPORT) $(COMMON) $(LIB)
 FUZZ_MAIN ?= $(call obj,tests/fuzz/driver.c)
 $(FUZZERS): $(BUILD)/tests/fuzz_%: $(BUILD)/obj/tests/fuzz/fuzz_%.o $(call obj,tests/fuzz/driver.c) $(SUPPORT) $(LIB)
 	@mkdir -p $(@D)
-	$(LINK) $< $(FUZZ_MAIN) $(SUPPORT) $(LIB) $(LIBS) -o $@
+	$(LINK) $< $(FUZZ_MAIN) -Wl,--start-group $(filter %.a,$^) -Wl,--end-group $(LIBS) -o $@
+$(BUILD)/tests/fuzz_files: $(INSIDES) $(COMMON)
 
 fuzzers: $(FUZZERS)
 
