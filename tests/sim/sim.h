@@ -371,7 +371,7 @@ bool sim_link_turn(sim *s, uint32_t r, uint32_t c);
 
 /* sim_check.c: what holds at any time, and what comes to hold when faults have ended. */
 void sim_check_link(sim *s, uint32_t r, uint32_t c);
-/* Asks all relays for one prompt of each pool. */
+/* Asks all relays for a prompt, of four pools at most. */
 void sim_check_answers(sim *s, uint32_t c);
 bool sim_settled(sim *s);
 

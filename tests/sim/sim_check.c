@@ -388,8 +388,9 @@ static void ask(sim *s, uint32_t c, const sim_pool *p, uint32_t t) {
 }
 
 void sim_check_answers(sim *s, uint32_t c) {
-  for (uint32_t i = 0; i < s->plan.pools; i++)
-    ask(s, c, &s->relays[0].pools[i], sim_below(s, SIM_PROMPTS));
+  const uint32_t pools = s->plan.pools, first = sim_below(s, pools);
+  for (uint32_t i = 0; i < pools && i < 4; i++)
+    ask(s, c, &s->relays[0].pools[(first + i) % pools], sim_below(s, SIM_PROMPTS));
 }
 
 /* ---- the end ---- */
