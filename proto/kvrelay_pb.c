@@ -500,6 +500,139 @@ static bool fill_load(const void *core, void *pb) {
   return true;
 }
 
+/* ---- serving load ---- */
+
+#define LIFT_OPTIONAL(OUT, IN, FIELD)                                                              \
+  ((OUT)->FIELD.present = (IN)->has_##FIELD, (OUT)->FIELD.value = (IN)->FIELD)
+#define FILL_OPTIONAL(OUT, IN, FIELD)                                                              \
+  ((OUT)->has_##FIELD = (IN)->FIELD.present, (OUT)->FIELD = (IN)->FIELD.value)
+
+static void lift_view(bool has, const kvpb_LoadView *in, kvrelay_pb_load_view *out) {
+  const kvpb_RequestLifecycleStats *requests = &in->requests;
+  const kvpb_TokenLoadStats *tokens = &in->tokens;
+  out->present = has;
+  out->status = in->status;
+  out->source_observed_ms = in->source_observed_ms;
+  out->requests.present = in->has_requests;
+  out->requests.requests_started_total = requests->requests_started_total;
+  out->requests.requests_completed_total = requests->requests_completed_total;
+  out->requests.requests_failed_total = requests->requests_failed_total;
+  out->requests.requests_cancelled_total = requests->requests_cancelled_total;
+  LIFT_OPTIONAL(&out->requests, requests, requests_awaiting_first_token);
+  LIFT_OPTIONAL(&out->requests, requests, requests_generating);
+  out->tokens.present = in->has_tokens;
+  LIFT_OPTIONAL(&out->tokens, tokens, active_prefill_tokens);
+  LIFT_OPTIONAL(&out->tokens, tokens, active_decode_blocks);
+  LIFT_OPTIONAL(&out->tokens, tokens, awaiting_first_token_input_tokens);
+  LIFT_OPTIONAL(&out->tokens, tokens, inflight_input_tokens);
+  LIFT_OPTIONAL(&out->tokens, tokens, input_tokens_total);
+  LIFT_OPTIONAL(&out->tokens, tokens, output_tokens_total);
+}
+
+static void fill_view(const kvrelay_pb_load_view *in, bool *has, kvpb_LoadView *out) {
+  kvpb_RequestLifecycleStats *requests = &out->requests;
+  kvpb_TokenLoadStats *tokens = &out->tokens;
+  *has = in->present;
+  out->status = in->status;
+  out->source_observed_ms = in->source_observed_ms;
+  out->has_requests = in->requests.present;
+  requests->requests_started_total = in->requests.requests_started_total;
+  requests->requests_completed_total = in->requests.requests_completed_total;
+  requests->requests_failed_total = in->requests.requests_failed_total;
+  requests->requests_cancelled_total = in->requests.requests_cancelled_total;
+  FILL_OPTIONAL(requests, &in->requests, requests_awaiting_first_token);
+  FILL_OPTIONAL(requests, &in->requests, requests_generating);
+  out->has_tokens = in->tokens.present;
+  FILL_OPTIONAL(tokens, &in->tokens, active_prefill_tokens);
+  FILL_OPTIONAL(tokens, &in->tokens, active_decode_blocks);
+  FILL_OPTIONAL(tokens, &in->tokens, awaiting_first_token_input_tokens);
+  FILL_OPTIONAL(tokens, &in->tokens, inflight_input_tokens);
+  FILL_OPTIONAL(tokens, &in->tokens, input_tokens_total);
+  FILL_OPTIONAL(tokens, &in->tokens, output_tokens_total);
+}
+
+static bool lift_pool_serving(reader *r, const void *pb, void *core) {
+  const kvpb_PoolServingLoad *in = pb;
+  kvrelay_pb_pool_serving *out = core;
+  if (in->has_producer)
+    (void)lift_producer(r, &in->producer, &out->producer);
+  lift_view(in->has_load, &in->load, &out->load);
+  out->deployment_present = in->has_deployment;
+  LIFT_OPTIONAL(out, &in->deployment, live_workers);
+  LIFT_OPTIONAL(out, &in->deployment, max_concurrency);
+  return true;
+}
+
+static bool fill_pool_serving(const void *core, void *pb) {
+  const kvrelay_pb_pool_serving *in = core;
+  kvpb_PoolServingLoad *out = pb;
+  out->has_producer = in->producer.present;
+  fill_view(&in->load, &out->has_load, &out->load);
+  out->has_deployment = in->deployment_present;
+  FILL_OPTIONAL(&out->deployment, in, live_workers);
+  FILL_OPTIONAL(&out->deployment, in, max_concurrency);
+  return fill_producer(&in->producer, &out->producer);
+}
+
+static bool lift_model_serving(reader *r, const void *pb, void *core) {
+  (void)r;
+  const kvpb_ModelServingLoad *in = pb;
+  kvrelay_pb_model_serving *out = core;
+  out->namespace_ = in->namespace;
+  out->canonical_model_id = in->canonical_model_id;
+  lift_view(in->has_load, &in->load, &out->load);
+  out->deployment_present = in->has_deployment;
+  out->expected_frontends = in->deployment.expected_frontends;
+  out->observed_frontends = in->deployment.observed_frontends;
+  out->ready_frontends = in->deployment.ready_frontends;
+  out->serving_pools = in->deployment.serving_pools.ptr;
+  out->serving_pools_len = in->deployment.serving_pools.len;
+  return true;
+}
+
+static bool fill_model_serving(const void *core, void *pb) {
+  const kvrelay_pb_model_serving *in = core;
+  kvpb_ModelServingLoad *out = pb;
+  out->namespace = in->namespace_;
+  out->canonical_model_id = in->canonical_model_id;
+  fill_view(&in->load, &out->has_load, &out->load);
+  out->has_deployment = in->deployment_present;
+  out->deployment.expected_frontends = in->expected_frontends;
+  out->deployment.observed_frontends = in->observed_frontends;
+  out->deployment.ready_frontends = in->ready_frontends;
+  out->deployment.serving_pools = fill_list(in->serving_pools, in->serving_pools_len);
+  return true;
+}
+
+static bool lift_serving_load(reader *r, const void *pb, void *core) {
+  (void)r;
+  const kvpb_ServingLoadUpdate *in = pb;
+  kvrelay_pb_serving_load *out = core;
+  lift_envelope(&out->envelope, in->protocol_version, in->has_relay, &in->relay,
+                in->contract_marker);
+  out->window_sequence = in->window_sequence;
+  out->observed_ms = in->observed_ms;
+  out->window_ms = in->window_ms;
+  out->pools = in->pools.ptr;
+  out->pools_len = in->pools.len;
+  out->models = in->models.ptr;
+  out->models_len = in->models.len;
+  return true;
+}
+
+static bool fill_serving_load(const void *core, void *pb) {
+  const kvrelay_pb_serving_load *in = core;
+  kvpb_ServingLoadUpdate *out = pb;
+  fill_envelope(&in->envelope, &out->protocol_version, &out->has_relay, &out->relay,
+                &out->contract_marker);
+  out->window_sequence = in->window_sequence;
+  out->observed_ms = in->observed_ms;
+  out->window_ms = in->window_ms;
+  out->pools = fill_list(in->pools, in->pools_len);
+  out->models = fill_list(in->models, in->models_len);
+  return true;
+}
+
 /* ---- info, filter, requests ---- */
 
 static bool lift_info(reader *r, const void *pb, void *core) {
@@ -565,7 +698,7 @@ static bool fill_info_request(const void *core, void *pb) {
   return true;
 }
 
-/* Three methods have requests of one shape; the assertions below keep that true. */
+/* Four methods have requests of one shape; the assertions below keep that true. */
 static bool lift_plain_request(reader *r, const void *pb, void *core) {
   (void)r;
   const kvpb_WatchKvPoolCatalogRequest *in = pb;
@@ -614,6 +747,9 @@ typedef union any_pb {
   kvpb_TopologyEntry topology_entry;
   kvpb_TopologyMember member;
   kvpb_KvPoolLoadEntry load_entry;
+  kvpb_ServingLoadUpdate serving_load;
+  kvpb_PoolServingLoad pool_serving;
+  kvpb_ModelServingLoad model_serving;
   kvpb_ModelRegistration registration;
   kvpb_SubscribeKvPoolRequest pool_request;
 } any_pb;
@@ -624,6 +760,7 @@ typedef union any_core {
   kvrelay_filter_update filter;
   kvrelay_readiness_update readiness;
   kvrelay_load_update load;
+  kvrelay_pb_serving_load serving_load;
   kvrelay_descriptor descriptor;
   kvrelay_topology_entry topology_entry;
   kvrelay_request request;
@@ -638,8 +775,9 @@ CODEC(catalog, KvPoolCatalogUpdate, kvrelay_catalog_update, 0);
 CODEC(filter, FilterUpdate, kvrelay_filter_update, 0);
 CODEC(readiness, ServingReadinessUpdate, kvrelay_readiness_update, 0);
 CODEC(load, KvPoolLoadUpdate, kvrelay_load_update, 0);
+CODEC(serving_load, ServingLoadUpdate, kvrelay_pb_serving_load, 0);
 CODEC(producer, ProducerIdentity, kvrelay_producer, 0);
-CODEC(pool_id, KvPoolId, kvrelay_pool_id, 0);
+CODEC(pool_id, KvPoolId, kvrelay_pool_id, KVRELAY_PARTS_MAX);
 CODEC(ckf_format, CkfFormat, kvrelay_ckf_format, 0);
 CODEC(endpoint, DynamoEndpointId, kvrelay_endpoint, 0);
 CODEC(semantics, KvQuerySemantics, kvrelay_semantics, 0);
@@ -649,24 +787,28 @@ CODEC(topology_entry, TopologyEntry, kvrelay_topology_entry, KVRELAY_PB_ENTRIES_
 CODEC(member, TopologyMember, kvrelay_topology_member, KVRELAY_PARTS_MAX);
 CODEC(adapter, AdapterReadiness, kvrelay_adapter_readiness, KVRELAY_PARTS_MAX);
 CODEC(load_entry, KvPoolLoadEntry, kvrelay_load_entry, KVRELAY_PB_ENTRIES_MAX);
+CODEC(pool_serving, PoolServingLoad, kvrelay_pb_pool_serving, KVRELAY_PB_ENTRIES_MAX);
+CODEC(model_serving, ModelServingLoad, kvrelay_pb_model_serving, KVRELAY_PB_ENTRIES_MAX);
 CODEC(info_request, RelayInfoRequest, kvrelay_request, 0);
 CODEC(plain_request, WatchKvPoolCatalogRequest, kvrelay_request, 0);
 CODEC(pool_request, SubscribeKvPoolRequest, kvrelay_request, 0);
 
-_Static_assert(sizeof(kvpb_SubscribeServingReadinessRequest) ==
-                       sizeof(kvpb_WatchKvPoolCatalogRequest) &&
-                   sizeof(kvpb_SubscribeKvPoolLoadRequest) ==
-                       sizeof(kvpb_WatchKvPoolCatalogRequest) &&
-                   kvpb_SubscribeServingReadinessRequest_subscriber_id_tag == 1 &&
-                   kvpb_SubscribeKvPoolLoadRequest_subscriber_id_tag == 1,
-               "requests of one shape");
+_Static_assert(
+    sizeof(kvpb_SubscribeServingReadinessRequest) == sizeof(kvpb_WatchKvPoolCatalogRequest) &&
+        sizeof(kvpb_SubscribeKvPoolLoadRequest) == sizeof(kvpb_WatchKvPoolCatalogRequest) &&
+        sizeof(kvpb_SubscribeServingLoadRequest) == sizeof(kvpb_WatchKvPoolCatalogRequest) &&
+        kvpb_SubscribeServingReadinessRequest_subscriber_id_tag == 1 &&
+        kvpb_SubscribeServingLoadRequest_subscriber_id_tag == 1 &&
+        kvpb_SubscribeKvPoolLoadRequest_subscriber_id_tag == 1,
+    "requests of one shape");
 _Static_assert(sizeof((kvpb_KvPoolDescriptor *)0)->pool_roles / sizeof(int32_t) ==
                    KVRELAY_ROLES_MAX,
                "the bound of kvrelay.options");
 
 static const codec *element_codec(const pb_msgdesc_t *fields) {
-  static const codec *const others[] = {&descriptor_codec, &registration_codec,
-                                        &topology_entry_codec, &member_codec, &adapter_codec};
+  static const codec *const others[] = {
+      &descriptor_codec, &registration_codec, &topology_entry_codec, &member_codec,
+      &adapter_codec,    &pool_serving_codec, &model_serving_codec,  &pool_id_codec};
   for (size_t i = 0; i < sizeof others / sizeof others[0]; i++)
     if (others[i]->fields == fields)
       return others[i];
@@ -680,6 +822,7 @@ static const codec *request_codec(int32_t method) {
   case KVRELAY_METHOD_WATCH_CATALOG:
   case KVRELAY_METHOD_SUBSCRIBE_READINESS:
   case KVRELAY_METHOD_SUBSCRIBE_LOAD:
+  case KVRELAY_METHOD_SUBSCRIBE_SERVING_LOAD:
     return &plain_request_codec;
   case KVRELAY_METHOD_SUBSCRIBE_POOL:
     return &pool_request_codec;
@@ -920,7 +1063,7 @@ static void write_field(writer *w, const pb_field_t *field) {
     put_close(w, start);
   } else {
     const uint64_t value = number(field);
-    if (value == 0)
+    if (field->pSize ? !*(const bool *)field->pSize : value == 0)
       return;
     if (PB_LTYPE(field->type) == PB_LTYPE_FIXED32 || PB_LTYPE(field->type) == PB_LTYPE_FIXED64) {
       write_fixed(w, field, value);

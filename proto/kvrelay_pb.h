@@ -32,7 +32,8 @@ extern "C" {
  * _ROLES_MAX).  Beyond them decoding ends with KVRELAY_ERR_LIMIT; nothing is cut silently. */
 #define KVRELAY_PB_MESSAGE_MAX 8388608u /* bytes; kept by whoever receives, not here */
 #define KVRELAY_PB_ENTRIES_MAX                                                                     \
-  65536u /* pools of a catalog or load window, entries of a readiness message */
+  65536u /* pools of a catalog, pools or models of a load window, entries of a readiness message   \
+          */
 
 /* Memory for the lists of a decoded message.  The caller sets all three; `used` = 0 takes
  * everything back. */
@@ -41,6 +42,61 @@ typedef struct kvrelay_pb_arena {
   size_t len;  /* bytes */
   size_t used; /* bytes */
 } kvrelay_pb_arena;
+
+/* ---- the load of serving, which no relay of ours sends yet ---- */
+
+/* A number that may be absent, which is not 0. */
+typedef struct kvrelay_pb_optional {
+  bool present;
+  uint64_t value;
+} kvrelay_pb_optional;
+
+typedef struct kvrelay_pb_request_stats {
+  bool present;
+  uint64_t requests_started_total, requests_completed_total, requests_failed_total,
+      requests_cancelled_total;
+  kvrelay_pb_optional requests_awaiting_first_token, requests_generating;
+} kvrelay_pb_request_stats;
+
+typedef struct kvrelay_pb_token_stats {
+  bool present;
+  kvrelay_pb_optional active_prefill_tokens, active_decode_blocks;
+  kvrelay_pb_optional awaiting_first_token_input_tokens, inflight_input_tokens;
+  kvrelay_pb_optional input_tokens_total, output_tokens_total;
+} kvrelay_pb_token_stats;
+
+typedef struct kvrelay_pb_load_view {
+  bool present;
+  kvrelay_pb_request_stats requests;
+  kvrelay_pb_token_stats tokens;
+  int32_t status; /* 1 complete, 2 degraded, 3 unavailable */
+  uint64_t source_observed_ms;
+} kvrelay_pb_load_view;
+
+typedef struct kvrelay_pb_pool_serving {
+  kvrelay_producer producer;
+  kvrelay_pb_load_view load;
+  bool deployment_present;
+  kvrelay_pb_optional live_workers, max_concurrency;
+} kvrelay_pb_pool_serving;
+
+typedef struct kvrelay_pb_model_serving {
+  kvrelay_text namespace_, canonical_model_id;
+  kvrelay_pb_load_view load;
+  bool deployment_present;
+  uint64_t expected_frontends, observed_frontends, ready_frontends;
+  const kvrelay_pool_id *serving_pools;
+  size_t serving_pools_len;
+} kvrelay_pb_model_serving;
+
+typedef struct kvrelay_pb_serving_load {
+  kvrelay_envelope envelope;
+  uint64_t window_sequence, observed_ms, window_ms;
+  const kvrelay_pb_pool_serving *pools;
+  size_t pools_len;
+  const kvrelay_pb_model_serving *models;
+  size_t models_len;
+} kvrelay_pb_serving_load;
 
 /*
  * Declares for each message
@@ -69,6 +125,7 @@ typedef struct kvrelay_pb_arena {
   X(filter, kvrelay_filter_update)                                                                 \
   X(readiness, kvrelay_readiness_update)                                                           \
   X(load, kvrelay_load_update)                                                                     \
+  X(serving_load, kvrelay_pb_serving_load)                                                         \
   X(producer, kvrelay_producer)                                                                    \
   X(descriptor, kvrelay_descriptor)                                                                \
   X(pool_id, kvrelay_pool_id)                                                                      \

@@ -79,6 +79,7 @@ static void check_splice(const kvrelay_filter_update *m, const uint8_t *whole, s
 #define DECODE_FILTER(OUT) DECODE_(filter, OUT)
 #define DECODE_READINESS(OUT) DECODE_(readiness, OUT)
 #define DECODE_LOAD(OUT) DECODE_(load, OUT)
+#define DECODE_SERVING_LOAD(OUT) DECODE_(serving_load, OUT)
 #define DECODE_DESCRIPTOR(OUT) DECODE_(descriptor, OUT)
 
 CHECK_MESSAGE(info, kvrelay_relay_info, DECODE_INFO, kvrelay_pb_encode_info, (void)0)
@@ -91,13 +92,17 @@ CHECK_MESSAGE(load, kvrelay_load_update, DECODE_LOAD, kvrelay_pb_encode_load, (v
 CHECK_MESSAGE(descriptor, kvrelay_descriptor, DECODE_DESCRIPTOR, kvrelay_pb_encode_descriptor,
               (void)0)
 
+CHECK_MESSAGE(serving_load, kvrelay_pb_serving_load, DECODE_SERVING_LOAD,
+              kvrelay_pb_encode_serving_load, (void)0)
+
 static int32_t method;
 #define DECODE_REQUEST(OUT) ((void)arena, kvrelay_pb_decode_request(method, bytes, len, (OUT)))
 CHECK_MESSAGE(request, kvrelay_request, DECODE_REQUEST, kvrelay_pb_encode_request, (void)0)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t data_len) {
   static void (*const messages[])(const uint8_t *, size_t) = {
-      check_info, check_catalog, check_filter, check_readiness, check_load, check_descriptor};
+      check_info, check_catalog,    check_filter,      check_readiness,
+      check_load, check_descriptor, check_serving_load};
   enum { MESSAGES = sizeof messages / sizeof *messages };
   fuzz_input in = {data, data_len};
   const uint8_t pick = fuzz_byte(&in) % 16;

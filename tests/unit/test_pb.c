@@ -29,6 +29,7 @@ typedef union any_message {
   kvrelay_filter_update filter;
   kvrelay_readiness_update readiness;
   kvrelay_load_update load;
+  kvrelay_pb_serving_load serving_load;
   kvrelay_producer producer;
   kvrelay_descriptor descriptor;
   kvrelay_pool_id pool_id;
@@ -66,6 +67,7 @@ REQUEST(catalog_request, KVRELAY_METHOD_WATCH_CATALOG)
 REQUEST(pool_request, KVRELAY_METHOD_SUBSCRIBE_POOL)
 REQUEST(readiness_request, KVRELAY_METHOD_SUBSCRIBE_READINESS)
 REQUEST(load_request, KVRELAY_METHOD_SUBSCRIBE_LOAD)
+REQUEST(serving_request, KVRELAY_METHOD_SUBSCRIBE_SERVING_LOAD)
 
 static ptrdiff_t encode_request(const any_message *m, uint8_t *out, size_t cap) {
   return kvrelay_pb_encode_request(&m->request, out, cap);
@@ -77,11 +79,13 @@ static const decoder decoders[] = {
     {"SubscribeKvPoolRequest", decode_pool_request, encode_request},
     {"SubscribeServingReadinessRequest", decode_readiness_request, encode_request},
     {"SubscribeKvPoolLoadRequest", decode_load_request, encode_request},
+    {"SubscribeServingLoadRequest", decode_serving_request, encode_request},
     {"RelayInfo", decode_info, encode_info},
     {"KvPoolCatalogUpdate", decode_catalog, encode_catalog},
     {"FilterUpdate", decode_filter, encode_filter},
     {"ServingReadinessUpdate", decode_readiness, encode_readiness},
     {"KvPoolLoadUpdate", decode_load, encode_load},
+    {"ServingLoadUpdate", decode_serving_load, encode_serving_load},
     {"ProducerIdentity", decode_producer, encode_producer},
     {"KvPoolDescriptor", decode_descriptor, encode_descriptor},
     {"KvPoolId", decode_pool_id, encode_pool_id},
@@ -149,8 +153,9 @@ static void load_samples(void) {
   json_error_t error;
   json_t *root = json_load_file("tests/vectors/contract.json", 0, &error);
   cr_assert(root, "%s", error.text);
-  static const char *const groups[] = {"protobuf", "decode_tolerant", "validation"};
-  for (size_t g = 0; g < 3; g++) {
+  static const char *const groups[] = {"protobuf", "decode_tolerant", "validation",
+                                       "later_serving_load"};
+  for (size_t g = 0; g < sizeof groups / sizeof *groups; g++) {
     const json_t *group = json_object_get(root, groups[g]);
     for (size_t i = 0; i < json_array_size(group); i++) {
       const json_t *v = json_array_get(group, i);
@@ -287,6 +292,29 @@ Test(pb, W12_load_windows_come_back) {
   const kvrelay_load_update idle = golden(23).load, first = golden(24).load;
   cr_assert(idle.window_sequence == 13 && idle.pools_len == 0);
   cr_assert(first.window_sequence == 0 && first.pools_len == 0);
+}
+
+Test(pb, serving_load_tells_zero_from_absent) {
+  load_samples();
+  const kvrelay_pb_serving_load m = golden(samples_len).serving_load;
+  cr_assert(m.window_sequence == 3 && m.pools_len == 1 && m.models_len == 1);
+  const kvrelay_pb_pool_serving *pool = m.pools;
+  cr_assert_eq(kvrelay_check_producer(&pool->producer).class_, KVRELAY_CLASS_OK);
+  cr_assert(!pool->load.requests.present && pool->load.tokens.present && pool->load.status == 1);
+  cr_assert(pool->load.tokens.active_prefill_tokens.present);
+  cr_assert_eq(pool->load.tokens.active_prefill_tokens.value, 0);
+  cr_assert_eq(pool->load.tokens.active_decode_blocks.value, 20);
+  cr_assert(!pool->load.tokens.input_tokens_total.present);
+  cr_assert(pool->deployment_present && pool->live_workers.value == 2);
+  cr_assert(!pool->max_concurrency.present);
+  const kvrelay_pb_model_serving *model = m.models;
+  cr_assert(is(model->namespace_, "prod") && is(model->canonical_model_id, "llama"));
+  cr_assert_eq(model->load.requests.requests_started_total, 9);
+  cr_assert_eq(model->load.requests.requests_generating.value, 2);
+  cr_assert_eq(model->load.tokens.output_tokens_total.value, 400);
+  cr_assert(!model->load.tokens.active_decode_blocks.present);
+  cr_assert(model->ready_frontends == 1 && model->serving_pools_len == 1);
+  cr_assert_eq(kvrelay_check_pool_id(&model->serving_pools[0]).class_, KVRELAY_CLASS_OK);
 }
 
 /* ---- bytes by hand ---- */
@@ -544,7 +572,8 @@ Test(pb, X9_request_strings_must_be_utf8) {
 
 Test(pb, methods_without_a_request) {
   kvrelay_request r = {0};
-  static const int32_t methods[] = {KVRELAY_METHOD_NONE, KVRELAY_METHOD_SUBSCRIBE_SERVING_LOAD, -1};
+  static const int32_t methods[] = {KVRELAY_METHOD_NONE, KVRELAY_METHOD_SUBSCRIBE_SERVING_LOAD + 1,
+                                    -1};
   for (size_t i = 0; i < 3; i++) {
     cr_assert_eq(kvrelay_pb_decode_request(methods[i], NULL, 0, &r), KVRELAY_ERR_UNSUPPORTED);
     kvrelay_request m = {.method = methods[i]};
