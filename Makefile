@@ -240,6 +240,9 @@ conform: all tests ## the tests that carry ids of conformance scenarios, and the
 	  $(patsubst tests/unit/%.c,$(BUILD)/tests/%,$(shell scripts/conform sources)); ran=$$?; \
 	  scripts/conform table $(BUILD)/conform $(BUILD)/conform.md && exit $$ran
 
+interop-dynamo: deps-interop ## the real relay of a Dynamo deployment and ours side by side (see tests/interop/README.md)
+	+@$(MAKE) --no-print-directory -s BUILD='$(BUILD)' all $(PB_PY) >&2 && BUILD='$(BUILD)' scripts/interop-dynamo
+
 study: $(RUN_VECTORS) ## the accuracy study of ckf.h's search at full size, and its numbers
 	$(RUN_VECTORS) --verbose --only study tests/vectors/ckf.json
 
@@ -298,7 +301,7 @@ firmware: deps-check ## compile the cores for small and foreign machines; UPDATE
 toc: ## check that the contents list of each header equals its banners
 	scripts/check-toc $(CORES)
 
-deps-build deps-bench deps-check deps-check-all: deps-%:
+deps-build deps-bench deps-check deps-check-all deps-interop: deps-%:
 	@scripts/deps $*
 
 deps: ## install, or name, the Debian packages that build and tests need
@@ -308,9 +311,9 @@ clean: ## remove $(BUILD)
 	rm -rf $(BUILD)
 
 help: ## this list
-	@sed -n 's/^\([a-z-]*\):.* ## \(.*\)/\1|\2/p' Makefile | awk -F'|' '{ printf "  make %-13s %s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z-]*\):.* ## \(.*\)/\1|\2/p' Makefile | awk -F'|' '{ printf "  make %-14s %s\n", $$1, $$2 }'
 
 FORCE:
-.PHONY: all tests sim fuzzers test check check-all conform study fuzz coverage cross-build cross-short-build cross-test cross-short examples demo bench bench-peers benches format format-check firmware toc function-size threads deps deps-build deps-bench deps-check deps-check-all clean help FORCE
+.PHONY: all tests sim fuzzers test check check-all conform interop-dynamo study fuzz coverage cross-build cross-short-build cross-test cross-short examples demo bench bench-peers benches format format-check firmware toc function-size threads deps deps-build deps-bench deps-check deps-check-all deps-interop clean help FORCE
 
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)
