@@ -764,7 +764,7 @@ typedef struct kvrelay_outgoing {
 /* The numbers in brackets above; `identity` is zero and must be set. */
 KVRELAY_API kvrelay_relay_config kvrelay_relay_config_default(void);
 /*
- * Bytes that init needs, 58 MB with the defaults: 50 MB for as many pools and endpoints as the
+ * Bytes that init needs, 59 MB with the defaults: 51 MB for as many pools and endpoints as the
  * contract allows, 8 bytes per bucket of the largest filter for each snapshot being sent.  Pools
  * take memory of their own.  0 = a value is outside its range, or more than the machine addresses:
  * mend the configuration.
@@ -1760,6 +1760,7 @@ typedef struct kvrelay_pool_load_ {
 struct kvrelay_relay {
   kvrelay_relay_config cfg_;
   kvrelay_pool **pools_;     /* sorted as the catalog is */
+  kvrelay_pool **endpoints_; /* the same in chains, by hash of the endpoint */
   kvrelay_descriptor *view_; /* descriptors in that order, of revision view_revision_ */
   kvrelay_call_ *streams_;
   kvrelay_cut_ *slots_;
@@ -1769,8 +1770,8 @@ struct kvrelay_relay {
   kvrelay_pool *due_head_, *due_tail_; /* pools whose publication delay runs, earliest first */
   uint32_t pools_len_, streams_len_;
   uint32_t free_head_, ready_head_, ready_tail_;
-  uint32_t open_[KVRELAY_METHODS_]; /* calls of each method, ended ones too */
-  uint32_t hubs_, slots_used_;
+  uint32_t open_[KVRELAY_METHODS_];        /* calls of each method, ended ones too */
+  uint32_t hubs_, busy_hubs_, slots_used_; /* busy: with subscribers */
   uint64_t revision_, view_revision_, generation_;
   /* Readiness: what was derived, lent, and the image of it with links. */
   const struct kvrelay_topology *topology_;
@@ -1803,6 +1804,7 @@ typedef struct kvrelay_rank_load_ {
 
 struct kvrelay_pool {
   kvrelay_relay *relay_;
+  kvrelay_pool *endpoint_next_; /* in the chain of its endpoint's hash */
   ckf_producer *state_;
   kvrelay_descriptor descriptor_;
   uint64_t sequence_; /* of the last delta */
@@ -3233,9 +3235,10 @@ static bool kvrelay_relay_config_valid_(const kvrelay_relay_config *c) {
          kvrelay_relay_streams_(c) < KVRELAY_NIL_;
 }
 
-static uint32_t kvrelay_relay_windows_(const kvrelay_relay_config *c) {
+/* The first power of two that is not below a number of at most 2^31. */
+static uint32_t kvrelay_power_(uint32_t least) {
   uint32_t n = 1;
-  while (n < c->load_windows)
+  while (n < least)
     n *= 2;
   return n;
 }
@@ -3251,6 +3254,8 @@ static size_t kvrelay_relay_place_(kvrelay_relay *r, const kvrelay_relay_config 
       8 * (size_t)c->max_bucket_count +
       CKF_CBI1_SNAPSHOT_PREFIX_BYTES * (size_t)ckf_cbi1_chunk_count(&largest, c->chunk_buckets);
   r->pools_ = (kvrelay_pool **)kvrelay_bump_take_(&b, c->max_pools, sizeof *r->pools_);
+  r->endpoints_ =
+      (kvrelay_pool **)kvrelay_bump_take_(&b, kvrelay_power_(c->max_pools), sizeof *r->endpoints_);
   r->view_ = (kvrelay_descriptor *)kvrelay_bump_take_(&b, c->max_pools, sizeof *r->view_);
   r->streams_ = (kvrelay_call_ *)kvrelay_bump_take_(&b, streams, sizeof *r->streams_);
   r->entries_ =
@@ -3258,8 +3263,8 @@ static size_t kvrelay_relay_place_(kvrelay_relay *r, const kvrelay_relay_config 
   r->members_ =
       (kvrelay_topology_member *)kvrelay_bump_take_(&b, c->max_members, sizeof *r->members_);
   r->load_view_ = (kvrelay_load_entry *)kvrelay_bump_take_(&b, c->max_pools, sizeof *r->load_view_);
-  r->windows_ =
-      (kvrelay_window_ *)kvrelay_bump_take_(&b, kvrelay_relay_windows_(c), sizeof *r->windows_);
+  r->windows_ = (kvrelay_window_ *)kvrelay_bump_take_(&b, kvrelay_power_(c->load_windows),
+                                                      sizeof *r->windows_);
   r->slots_ = (kvrelay_cut_ *)kvrelay_bump_take_(&b, c->encoding_concurrency, sizeof *r->slots_);
   for (uint32_t i = 0; i < c->encoding_concurrency && !b.overflow; i++) {
     uint8_t *bytes = (uint8_t *)kvrelay_bump_take_(&b, slot_bytes, 1);
@@ -3301,6 +3306,8 @@ KVRELAY_API int kvrelay_relay_init_abi(kvrelay_relay *relay, size_t relay_size,
   KVRELAY_MEMSET(relay, 0, sizeof *relay);
   relay->cfg_ = *cfg;
   (void)kvrelay_relay_place_(relay, cfg, kvrelay_align_(mem));
+  for (uint32_t i = 0; i < kvrelay_power_(cfg->max_pools); i++)
+    relay->endpoints_[i] = NULL;
   KVRELAY_MEMSET(relay->streams_, 0, relay->streams_len_ * sizeof *relay->streams_);
   for (uint32_t i = 0; i < relay->streams_len_; i++)
     relay->streams_[i].next_ = i + 1 < relay->streams_len_ ? i + 1 : KVRELAY_NIL_;
@@ -3310,7 +3317,7 @@ KVRELAY_API int kvrelay_relay_init_abi(kvrelay_relay *relay, size_t relay_size,
   relay->generation_ = 1;
   relay->topology_revision_ = 1;
   kvrelay_topology_build_(relay, relay->topology_digest_);
-  relay->cfg_.load_windows = kvrelay_relay_windows_(cfg);
+  relay->cfg_.load_windows = kvrelay_power_(cfg->load_windows);
   relay->windows_[0].closed_ns_ = now_ns;
   relay->windows_[0].observed_ms_ = 0;
   relay->window_due_ns_ = kvrelay_after_(now_ns, cfg->load_window_ns);
@@ -3426,8 +3433,8 @@ static void kvrelay_call_leave_(kvrelay_relay *r, kvrelay_call_ *s) {
   if (s->pool_ != NULL) {
     if (s->phase_ == KVRELAY_PHASE_WAIT_)
       s->pool_->waiting_--;
-    else
-      s->pool_->subscribers_--;
+    else if (--s->pool_->subscribers_ == 0)
+      r->busy_hubs_--;
   }
   kvrelay_pool_detach_(r, s);
 }
@@ -3489,6 +3496,19 @@ static uint32_t kvrelay_pool_search_(const kvrelay_relay *r, const kvrelay_pool_
       high = middle;
   }
   return low;
+}
+
+/* The link to the pool with this endpoint; there is none when it is NULL, and one may go there. The
+ * hash starts with a random number, so that nobody chooses names that end in one chain. */
+static kvrelay_pool **kvrelay_endpoint_link_(const kvrelay_relay *r, const kvrelay_endpoint *e) {
+  uint64_t hash = r->cfg_.identity.relay_incarnation;
+  hash = hashfmt_hash64(e->namespace_.ptr, e->namespace_.len, hash);
+  hash = hashfmt_hash64(e->component.ptr, e->component.len, hash);
+  hash = hashfmt_hash64(e->endpoint.ptr, e->endpoint.len, hash);
+  kvrelay_pool **link = &r->endpoints_[hash & (kvrelay_power_(r->cfg_.max_pools) - 1)];
+  while (*link != NULL && !kvrelay_endpoint_equal_(&(*link)->descriptor_.serving_endpoint, e))
+    link = &(*link)->endpoint_next_;
+  return link;
 }
 
 static bool kvrelay_target_same_(const kvrelay_target *a, const kvrelay_target *b) {
@@ -4017,10 +4037,9 @@ KVRELAY_API int kvrelay_relay_pool_add(kvrelay_relay *relay, const kvrelay_descr
   uint32_t at = kvrelay_pool_search_(relay, &descriptor->producer.pool_id, &found);
   if (found)
     return KVRELAY_ERR_STATE;
-  for (uint32_t i = 0; i < relay->pools_len_; i++)
-    if (kvrelay_endpoint_equal_(&relay->pools_[i]->descriptor_.serving_endpoint,
-                                &descriptor->serving_endpoint))
-      return KVRELAY_ERR_STATE;
+  kvrelay_pool **const link = kvrelay_endpoint_link_(relay, &descriptor->serving_endpoint);
+  if (*link != NULL)
+    return KVRELAY_ERR_STATE;
   if (relay->generation_ == UINT64_MAX)
     return KVRELAY_ERR_EXHAUSTED;
   /* The copy is larger than a list of its names. */
@@ -4042,7 +4061,7 @@ KVRELAY_API int kvrelay_relay_pool_add(kvrelay_relay *relay, const kvrelay_descr
   producer->ckf_format.slots_per_bucket = CKF_SLOTS_PER_BUCKET;
   KVRELAY_MEMMOVE(&relay->pools_[at + 1], &relay->pools_[at],
                   (relay->pools_len_ - at) * sizeof *relay->pools_);
-  relay->pools_[at] = p;
+  relay->pools_[at] = *link = p;
   relay->pools_len_++;
   kvrelay_catalog_changed_(relay);
   *pool = p;
@@ -4083,6 +4102,7 @@ static void kvrelay_pool_withdraw_(kvrelay_relay *r, kvrelay_pool *p, const char
   bool found;
   uint32_t at = kvrelay_pool_search_(r, &p->descriptor_.producer.pool_id, &found);
   if (found && r->pools_[at] == p) {
+    *kvrelay_endpoint_link_(r, &p->descriptor_.serving_endpoint) = p->endpoint_next_;
     r->pools_len_--;
     KVRELAY_MEMMOVE(&r->pools_[at], &r->pools_[at + 1], (r->pools_len_ - at) * sizeof *r->pools_);
     r->load_view_window_ = UINT64_MAX; /* made anew without it, for who reads that window later */
@@ -4377,7 +4397,8 @@ static void kvrelay_call_cut_(kvrelay_relay *r, kvrelay_call_ *s, uint64_t now_n
   r->slots_used_++;
   r->stats_.snapshots_cut++;
   p->waiting_--;
-  p->subscribers_++;
+  if (p->subscribers_++ == 0)
+    r->busy_hubs_++;
   s->phase_ = KVRELAY_PHASE_SNAPSHOT_;
   s->admitted_ = true;
   s->slot_ = slot;
@@ -4799,9 +4820,7 @@ KVRELAY_API kvrelay_relay_stats kvrelay_relay_stats_get(const kvrelay_relay *rel
   st.readiness_streams = relay->open_[KVRELAY_METHOD_SUBSCRIBE_READINESS];
   st.load_streams = relay->open_[KVRELAY_METHOD_SUBSCRIBE_LOAD];
   st.hubs = relay->hubs_;
-  st.idle_hubs = 0;
-  for (uint32_t i = 0; i < relay->pools_len_; i++)
-    st.idle_hubs += relay->pools_[i]->hub_ && relay->pools_[i]->subscribers_ == 0;
+  st.idle_hubs = relay->hubs_ - relay->busy_hubs_;
   return st;
 }
 
@@ -4844,6 +4863,30 @@ static int kvrelay_pool_check_(const kvrelay_relay *r, const kvrelay_pool *p) {
                                                                                          : 0;
 }
 
+/* The chains hold exactly the pools of the catalog, which are in order. */
+static int kvrelay_pools_check_(const kvrelay_relay *r) {
+  uint32_t chained = 0, hubs = 0, busy = 0;
+  for (uint32_t i = 0; i < kvrelay_power_(r->cfg_.max_pools); i++)
+    for (const kvrelay_pool *p = r->endpoints_[i]; p != NULL; p = p->endpoint_next_)
+      chained++;
+  for (uint32_t i = 0; i < r->pools_len_; i++) {
+    const kvrelay_pool *const p = r->pools_[i];
+    const int line = kvrelay_pool_check_(r, p);
+    if (line != 0)
+      return line;
+    if ((i != 0 && kvrelay_pool_id_compare(&r->pools_[i - 1]->descriptor_.producer.pool_id,
+                                           &p->descriptor_.producer.pool_id) >= 0) ||
+        *kvrelay_endpoint_link_(r, &p->descriptor_.serving_endpoint) != p)
+      return __LINE__;
+    hubs += p->hub_;
+    busy += p->subscribers_ != 0;
+  }
+  return chained != r->pools_len_ || hubs != r->hubs_ || hubs > r->cfg_.max_hubs ||
+                 busy != r->busy_hubs_
+             ? __LINE__
+             : 0;
+}
+
 KVRELAY_API int kvrelay_relay_check_(const kvrelay_relay *relay) {
   static const struct {
     uint8_t list, phase;
@@ -4853,7 +4896,7 @@ KVRELAY_API int kvrelay_relay_check_(const kvrelay_relay *relay) {
                {KVRELAY_LIST_CATALOG_, KVRELAY_PHASE_CATALOG_},
                {KVRELAY_LIST_READINESS_, KVRELAY_PHASE_READINESS_},
                {KVRELAY_LIST_LOAD_, KVRELAY_PHASE_LOAD_}};
-  uint32_t open[KVRELAY_METHODS_] = {0}, used = 0, hubs = 0, snapshots = 0, queued = 0;
+  uint32_t open[KVRELAY_METHODS_] = {0}, used = 0, snapshots = 0, queued = 0;
   for (uint32_t i = 0; i < relay->streams_len_; i++) {
     open[relay->streams_[i].method_]++;
     queued += relay->streams_[i].queued_;
@@ -4873,16 +4916,7 @@ KVRELAY_API int kvrelay_relay_check_(const kvrelay_relay *relay) {
     if (kvrelay_count_list_(relay, ruled[i].list, ruled[i].phase) !=
         relay->lists_[ruled[i].list].len_)
       return __LINE__;
-  for (uint32_t i = 0; i < relay->pools_len_; i++) {
-    int line = kvrelay_pool_check_(relay, relay->pools_[i]);
-    hubs += relay->pools_[i]->hub_;
-    if (line != 0)
-      return line;
-    if (i != 0 && kvrelay_pool_id_compare(&relay->pools_[i - 1]->descriptor_.producer.pool_id,
-                                          &relay->pools_[i]->descriptor_.producer.pool_id) >= 0)
-      return __LINE__;
-  }
-  return hubs != relay->hubs_ || hubs > relay->cfg_.max_hubs ? __LINE__ : 0;
+  return kvrelay_pools_check_(relay);
 }
 
 /* ==== consumer (impl) ==== */

@@ -709,6 +709,64 @@ Test(relay, H12_a_broken_state_fences_the_producer) {
   }
 }
 
+/* Pools that come and go, some with an id or an endpoint that is taken, beside a list. */
+static void pools_come_and_go(uint32_t max_pools, uint64_t seed) {
+  enum { NAMES = 3, ENDPOINTS = NAMES * NAMES * NAMES, SLOTS = 24 };
+  static const char *const name[NAMES] = {"a", "aa", "b"}; /* a.aa and aa.a, joined the same */
+  kvrelay_relay_config cfg = fx_config();
+  cfg.max_pools = max_pools;
+  cfg.identity.relay_incarnation = seed;
+  fx *f = fx_open(&cfg);
+  unsigned published = 0, id[SLOTS], endpoint[SLOTS], taken = 0, limited = 0, fenced = 0;
+  for (unsigned i = 0; i < SLOTS; i++)
+    fx_state(&f->pools[i], 32);
+  for (unsigned step = 0; step < 3000; step++) {
+    seed = seed * UINT64_C(6364136223846793005) + 1442695040888963407;
+    const unsigned slot = (unsigned)(seed >> 33) % SLOTS;
+    fx_pool *const p = &f->pools[slot];
+    if (p->pool != NULL) {
+      const bool fence = (seed >> 61) == 0;
+      if (fence) { /* out of the catalog before it is removed */
+        damage(p);
+        cr_assert_eq(kvrelay_relay_pool_publish(&f->relay, p->pool, f->now), KVRELAY_ERR_INVARIANT);
+        p->state.filter_.format_.bucket_count *= 2;
+        fx_check(f);
+      }
+      fx_withdraw(f, slot);
+      fenced += fence;
+      published--;
+      continue;
+    }
+    id[slot] = (unsigned)(seed >> 40) % ENDPOINTS;
+    endpoint[slot] = (unsigned)(seed >> 50) % ENDPOINTS;
+    bool free_ = true;
+    for (unsigned i = 0; i < SLOTS; i++)
+      free_ = free_ &&
+              (f->pools[i].pool == NULL || (id[i] != id[slot] && endpoint[i] != endpoint[slot]));
+    fx_describe(p, id[slot]);
+    p->descriptor.serving_endpoint = (kvrelay_endpoint){
+        true, text_of(name[endpoint[slot] / (NAMES * NAMES)]),
+        text_of(name[endpoint[slot] / NAMES % NAMES]), text_of(name[endpoint[slot] % NAMES])};
+    const int expected = published == max_pools ? KVRELAY_ERR_LIMIT
+                         : free_                ? KVRELAY_OK
+                                                : KVRELAY_ERR_STATE;
+    cr_assert_eq(fx_try_publish(f, slot), expected, "step %u", step);
+    published += expected == KVRELAY_OK;
+    taken += expected == KVRELAY_ERR_STATE;
+    limited += expected == KVRELAY_ERR_LIMIT;
+    cr_assert_eq(kvrelay_relay_stats_get(&f->relay).pools, published);
+  }
+  cr_assert_gt(fenced, 10);
+  cr_assert_gt(max_pools > 5 ? taken : limited, 100);
+  fx_close(f);
+}
+
+Test(relay, an_endpoint_has_one_pool_however_they_come_and_go, .timeout = 60) {
+  static const uint32_t max_pools[] = {2, 5, 24}; /* chains of all lengths */
+  for (size_t i = 0; i < sizeof max_pools / sizeof max_pools[0]; i++)
+    for (uint64_t seed = 1; seed <= 4; seed++)
+      pools_come_and_go(max_pools[i], seed);
+}
 Test(relay, H12_a_snapshot_that_cannot_be_encoded_is_an_invalid_publication) {
   kvrelay_relay_config cfg = fx_config();
   fx *f = fx_open(&cfg);
