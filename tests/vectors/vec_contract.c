@@ -8,6 +8,8 @@
 
 #include "kvrelay.h"
 #include "kvrelay_pb.h"
+#include "namespace_file.h"
+#include "sha256.h"
 
 #include <inttypes.h>
 #include <stdbool.h>
@@ -690,6 +692,51 @@ static int run_raw_frame(const json_t *v, char *why, size_t why_cap) {
   return VEC_PASSED;
 }
 
+/* ---- what upstream hashes with SHA-256 ---- */
+
+/* The file that the vector describes, in its order. */
+static char *namespace_json(const json_t *v) {
+  json_t *sources = json_array();
+  size_t i;
+  json_t *name;
+  json_array_foreach (vec_get(v, "namespaces"), i, name)
+    json_array_append_new(sources, json_pack("{s:O}", "namespace", name));
+  json_t *file = json_pack("{s:o, s:i}", "sources", sources, "version", 1);
+  json_t *connection = json_object_get(v, "connection_revision");
+  if (json_is_string(connection))
+    json_object_set(file, "connectionRevision", connection);
+  char *text = json_dumps(file, JSON_INDENT(2));
+  json_decref(file);
+  return text;
+}
+
+static int run_namespace_file(const json_t *v, char *why, size_t why_cap) {
+  const char *connection = json_string_value(json_object_get(v, "connection_revision"));
+  namespace_selection selection;
+  char what[NAMESPACE_WHY_CAP];
+  char *file = namespace_json(v);
+  const int rc = namespace_selection_parse(file, strlen(file), connection, &selection, what);
+  free(file);
+  ENSURE(rc == NAMESPACES_CHANGED, "%s", what);
+  char *canonical = namespace_canonical(selection.namespaces, selection.namespaces_len, connection);
+  const bool same = canonical && strcmp(canonical, vec_str(vec_get(v, "canonical"))) == 0;
+  const bool hash = strcmp(selection.revision, vec_str(vec_get(v, "sha256"))) == 0;
+  free(canonical);
+  namespace_selection_free(&selection);
+  ENSURE(same, "another canonical text");
+  ENSURE(hash, "another revision");
+  return VEC_PASSED;
+}
+
+static int run_endpoint_suffix(const json_t *v, char *why, size_t why_cap) {
+  const char *dc = vec_str(vec_get(v, "dc"));
+  char hex[SHA256_HEX_CAP];
+  ENSURE(sha256_hex(dc, strlen(dc), hex), "no SHA-256");
+  hex[32] = '\0';
+  ENSURE(strcmp(hex, vec_str(vec_get(v, "sha256_first_32_hex"))) == 0, "is %s", hex);
+  return VEC_PASSED;
+}
+
 const vec_kind vec_contract_groups[] = {
     {"constants", run_constants},
     {"blake3", run_blake3},
@@ -707,5 +754,7 @@ const vec_kind vec_contract_groups[] = {
     {"grpc_messages", run_grpc_message},
     {"raw_frames", run_raw_frame},
     {"later_serving_load", run_protobuf},
+    {"namespace_file", run_namespace_file},
+    {"relay_endpoint_suffix", run_endpoint_suffix},
     {NULL, NULL},
 };
