@@ -178,6 +178,9 @@ Test(grpc_message, C15_broken_escapes_stay) {
   cr_expect_str_eq(decoded("ab%E2%98%BA", 5), "ab", "cut before a character, not inside");
   cr_expect_str_eq(decoded("ab%E2%98%BA", 6), "ab\xE2\x98\xBA");
   cr_expect_str_eq(decoded("a%E2%98%BAx", 5), "a\xE2\x98\xBA");
+  cr_expect_str_eq(decoded("a%FFb%C3", 64), "a?b?", "what is no UTF-8 does not get through");
+  cr_expect_str_eq(decoded("%E2%98%BA%98%E2%98x%C0%AF%ED%A0%80", 64),
+                   "\xE2\x98\xBA\x3F\x3F\x3Fx\x3F\x3F\x3F\x3F\x3F");
 }
 
 Test(grpc_message, S4_timeouts) {

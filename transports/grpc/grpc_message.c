@@ -197,6 +197,14 @@ static int hex_value(uint8_t c) {
   return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
 }
 
+/* Length of the character at text[0 .. len), 0 when these bytes are none. */
+static size_t character(const char *text, size_t len) {
+  for (size_t n = 1; n <= 4 && n <= len; n++)
+    if (kvrelay_utf8_valid((const uint8_t *)text, n))
+      return n;
+  return 0;
+}
+
 void kvrelay_grpc_percent_decode(const uint8_t *text, size_t len, char *out, size_t cap) {
   size_t n = 0, i = 0;
   while (i < len && n + 1 < cap) {
@@ -222,6 +230,12 @@ void kvrelay_grpc_percent_decode(const uint8_t *text, size_t len, char *out, siz
       if (n - start + 1 < whole)
         n = start - 1;
     }
+  }
+  for (i = 0; i < n;) {
+    const size_t whole = character(out + i, n - i);
+    if (whole == 0)
+      out[i] = '?';
+    i += whole != 0 ? whole : 1;
   }
   out[n] = '\0';
 }

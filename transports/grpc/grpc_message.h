@@ -58,8 +58,8 @@ int kvrelay_grpc_outbox_move(kvrelay_grpc_outbox *out, size_t n, struct evbuffer
 /* Encodes every byte outside 0x20 .. 0x7E, and '%'.  Returns the length; what does not fit is cut.
  */
 size_t kvrelay_grpc_percent_encode(const char *text, char *out, size_t cap);
-/* Decodes; a broken escape stays as it is.  The result is terminated, cut at a whole character, and
- * ends at a zero byte. */
+/* Decodes; a broken escape stays as it is, each byte that is no UTF-8 becomes '?'.  The result is
+ * terminated, cut at a whole character, and ends at a zero byte. */
 void kvrelay_grpc_percent_decode(const uint8_t *text, size_t len, char *out, size_t cap);
 
 /* "5S", "100m": 1 to 8 digits and one of H M S m u n.  False when it is anything else; too large
