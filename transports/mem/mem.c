@@ -40,6 +40,7 @@ typedef struct lane {
 typedef struct mem_call {
   kvrelay_call_node node; /* in `calls`, by a serial number */
   kvrelay_call base;      /* what the service sees */
+  kvrelay_mem *mem;
   void *handle;
   uint32_t number; /* the client's, 0 once it has cancelled the call */
   size_t unread;
@@ -73,6 +74,7 @@ struct kvrelay_mem {
   uint64_t serials;
   size_t copies_left; /* before one fails */
   bool out_of_memory; /* something could not be sent: the connection is broken */
+  bool woken;         /* a call may be ready; without it a round looks at none */
   bool connected, connecting, refuse, hold_all, stopping, server_closed, client_closed;
 };
 
@@ -160,7 +162,7 @@ static void stop_serving(kvrelay_mem *m, mem_call *c) {
 
 static void call_wake(kvrelay_call *call) {
   mem_call *c = (mem_call *)(void *)((uint8_t *)call - offsetof(mem_call, base));
-  c->ready = true;
+  c->ready = c->mem->woken = true;
 }
 
 static void end_call(kvrelay_mem *m, mem_call *c, const kvrelay_status *status) {
@@ -187,6 +189,7 @@ static void serve_parcel(kvrelay_mem *m, const parcel *p) {
   } else if (c->serving && p->kind == PARCEL_HALF_CLOSE) {
     err = m->service->half_close(m->service, c->handle, now(m), &status);
     c->ready = err == KVRELAY_OK;
+    m->woken |= c->ready;
   } else if (p->kind == PARCEL_CANCEL) {
     stop_serving(m, c);
     free_call(m, c);
@@ -245,9 +248,14 @@ static bool pull_call(kvrelay_mem *m, mem_call *c) {
 /* One round over all calls; the service may wake others meanwhile. */
 static bool pull_round(kvrelay_mem *m) {
   bool pulled = false;
+  if (!m->woken)
+    return false;
+  m->woken = false;
   for (size_t i = 0; i < KVRELAY_CALL_BUCKETS; i++)
-    for (kvrelay_call_node *n = m->calls.buckets[i]; n; n = n->next)
+    for (kvrelay_call_node *n = m->calls.buckets[i]; n; n = n->next) {
       pulled |= pull_call(m, (mem_call *)n);
+      m->woken |= ((mem_call *)n)->ready;
+    }
   return pulled;
 }
 
@@ -317,6 +325,7 @@ static mem_call *add_call(kvrelay_mem *m, uint32_t number) {
   if (!c)
     return NULL;
   c->base.wake = call_wake;
+  c->mem = m;
   c->number = number;
   kvrelay_call_map_add(&m->calls, &c->node, ++m->serials);
   return c;
