@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The files that the programs read: a configuration, a recording, a list of tokens. Any bytes are
- * either read, or refused with words that say why; nothing is kept, and no record or token is there
- * that the bytes have no room for.
+ * The files that the programs read: a configuration, a recording, a list of tokens, a list of
+ * namespaces. Any bytes are either read, or refused with words that say why; nothing is kept, and
+ * no record or token is there that the bytes have no room for.
  *
  * SECURITY.md: 2, 3, 10, and the operator is not trusted to be free of mistakes.
  *
@@ -13,6 +13,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "../../tools/common/namespace_file.h"
 #include "../../tools/common/trace.h"
 #include "../../tools/kvrelay/tokens.h"
 #include "../../tools/kvrelayd/config.h"
@@ -68,6 +69,27 @@ static void check_config(const char *path) {
   free(said);
 }
 
+/* What is accepted is in order, and its canonical text is the same selection. */
+static void check_namespaces(const uint8_t *bytes, size_t len) {
+  char why[NAMESPACE_WHY_CAP] = "";
+  namespace_selection s, again;
+  if (namespace_selection_parse((const char *)bytes, len, NULL, &s, why) != NAMESPACES_CHANGED) {
+    FUZZ_CHECK(why[0] != 0);
+    return;
+  }
+  for (size_t i = 0; i < s.namespaces_len; i++) {
+    FUZZ_CHECK(kvrelay_text_valid(s.namespaces[i]) && s.namespaces[i].len <= NAMESPACE_TEXT_MAX);
+    FUZZ_CHECK(namespace_selection_has(&s, s.namespaces[i]));
+  }
+  char *text = namespace_canonical(s.namespaces, s.namespaces_len, NULL);
+  FUZZ_CHECK(text != NULL && namespace_selection_parse(text, strlen(text), NULL, &again, why) ==
+                                 NAMESPACES_CHANGED);
+  FUZZ_CHECK(strcmp(s.revision, again.revision) == 0);
+  free(text);
+  namespace_selection_free(&s);
+  namespace_selection_free(&again);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t len) {
   fuzz_input in = {data, len};
   const uint8_t kind = fuzz_byte(&in);
@@ -77,7 +99,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t len) {
   const int fd = memfd_create("fuzz", 0);
   FUZZ_CHECK(fd >= 0 && write(fd, bytes, got) == (ssize_t)got);
   snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
-  if (kind % 3 == 0)
+  if (kind == 3)
+    check_namespaces(bytes, got);
+  else if (kind % 3 == 0)
     check_tokens(bytes, got);
   else if (kind % 3 == 1)
     check_trace(path, got);

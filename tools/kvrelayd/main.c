@@ -29,6 +29,8 @@ static const char usage[] =
     "                       memory it takes at worst, and stop\n"
     "  --bind ADDRESS:PORT  gRPC listener, instead of relay.bind; port 0 takes a free one and logs "
     "it\n"
+    "  --sources-file FILE  serve only the namespaces of this JSON file, read again every second;\n"
+    "                       $DYN_RELAY_CONNECTION_REVISION is the connectionRevision it must have\n"
     "  --log-level LEVEL    trace, debug, info, warn, error (default info)\n"
     "  --help, --version\n"
     "\n"
@@ -40,6 +42,7 @@ static const char usage[] =
 typedef struct daemon {
   struct event_base *base;
   struct event *term, *interrupt, *deadline;
+  scope scope;
   serve serve;
   kvrelay_relay_service *service;
   kvrelay_transport *grpc;
@@ -66,8 +69,20 @@ static void on_transport_log(void *context, int level, const char *event, const 
   log_event(level, event, "text=%s", log_quote(text, strlen(text), quoted));
 }
 
-static int check(const char *path) {
+/* As scope_open. */
+static int open_scope(scope *s, const char *sources) {
+  const char *connection = sources == NULL ? NULL : getenv("DYN_RELAY_CONNECTION_REVISION");
+  if (connection == NULL || connection[0] != '\0')
+    return scope_open(s, sources, connection, serve_now_ns());
+  memset(s, 0, sizeof *s);
+  log_event(LOG_ERROR, "sources_file",
+            "error=\"DYN_RELAY_CONNECTION_REVISION is empty: unset it, or name a revision\"");
+  return 78;
+}
+
+static int check(const char *path, const char *sources) {
   int code = 0;
+  scope selected;
   config *c = config_load(path, stderr, &code);
   if (c == NULL)
     return code;
@@ -83,6 +98,10 @@ static int check(const char *path) {
     printf("memory at worst %zu bytes\n%s: fine\n", s.worst_case_bytes, path);
   }
   serve_close(&s);
+  if (code == 0)
+    code = open_scope(&selected, sources);
+  if (code == 0)
+    scope_close(&selected);
   plan_free(p);
   config_free(c);
   return code;
@@ -105,9 +124,10 @@ static int open_listener(daemon_ *d, const char *bind) {
   return 0;
 }
 
-/* The earliest of the relay's deadlines becomes the loop's timer. */
+/* The earliest of all deadlines becomes the loop's timer. */
 static void arm_deadline(daemon_ *d, uint64_t now_ns) {
-  uint64_t at = serve_deadline_ns(&d->serve);
+  uint64_t at = serve_deadline_ns(&d->serve), file = scope_deadline_ns(&d->scope);
+  at = file < at ? file : at;
   if (at == KVRELAY_TIME_NONE) {
     event_del(d->deadline);
     return;
@@ -130,6 +150,8 @@ static int run(daemon_ *d) {
     }
     kvrelay_relay_service_poll(d->service, now);
     serve_poll(&d->serve, now);
+    if (scope_poll(&d->scope, now))
+      serve_scope_changed(&d->serve, now);
     arm_deadline(d, now);
     if (d->grpc == NULL) {
       if (stopping)
@@ -171,12 +193,15 @@ static void close_signals(daemon_ *d) {
     event_base_free(d->base);
 }
 
-static int open_all(daemon_ *d, const config *c, const plan *p, const char *bind) {
+static int open_all(daemon_ *d, const config *c, const plan *p, const char *bind,
+                    const char *sources) {
   int code = open_signals(d);
+  if (code == 0)
+    code = open_scope(&d->scope, sources);
   if (code == 0)
     code = serve_reserve(&d->serve, p);
   if (code == 0)
-    code = serve_open(&d->serve);
+    code = serve_open(&d->serve, &d->scope);
   if (code == 0) {
     kvrelay_relay_service_config cfg = kvrelay_relay_service_config_default(&d->serve.relay);
     code = kvrelay_relay_service_open(&cfg, &d->service) == KVRELAY_TRANSPORT_OK ? 0 : 71;
@@ -191,7 +216,7 @@ static int open_all(daemon_ *d, const config *c, const plan *p, const char *bind
   return code == 0 ? serve_connect(&d->serve, d->base) : code;
 }
 
-static int serve_config(const char *path, const char *bind) {
+static int serve_config(const char *path, const char *bind, const char *sources) {
   int code = 0;
   daemon_ d;
   memset(&d, 0, sizeof d);
@@ -199,7 +224,7 @@ static int serve_config(const char *path, const char *bind) {
   if (c == NULL)
     return code;
   plan *p = plan_make(c, stderr);
-  code = p == NULL ? 71 : open_all(&d, c, p, bind);
+  code = p == NULL ? 71 : open_all(&d, c, p, bind, sources);
   if (code == 0) {
     log_event(LOG_INFO, "ready", "dc=%s pools=%u", c->relay.dc, d.serve.pools_count);
     code = run(&d);
@@ -212,6 +237,7 @@ static int serve_config(const char *path, const char *bind) {
   if (d.service != NULL)
     kvrelay_relay_service_close(d.service);
   serve_close(&d.serve);
+  scope_close(&d.scope);
   close_signals(&d);
   plan_free(p);
   config_free(c);
@@ -219,15 +245,16 @@ static int serve_config(const char *path, const char *bind) {
 }
 
 int main(int argc, char **argv) {
-  enum { OPT_CONFIG = 1, OPT_CHECK, OPT_BIND, OPT_LOG, OPT_HELP, OPT_VERSION };
+  enum { OPT_CONFIG = 1, OPT_CHECK, OPT_BIND, OPT_SOURCES, OPT_LOG, OPT_HELP, OPT_VERSION };
   static const struct option options[] = {{"config", required_argument, NULL, OPT_CONFIG},
                                           {"check", no_argument, NULL, OPT_CHECK},
                                           {"bind", required_argument, NULL, OPT_BIND},
+                                          {"sources-file", required_argument, NULL, OPT_SOURCES},
                                           {"log-level", required_argument, NULL, OPT_LOG},
                                           {"help", no_argument, NULL, OPT_HELP},
                                           {"version", no_argument, NULL, OPT_VERSION},
                                           {NULL, 0, NULL, 0}};
-  const char *path = getenv("KVRELAY_CONFIG"), *bind = NULL;
+  const char *path = getenv("KVRELAY_CONFIG"), *bind = NULL, *sources = NULL;
   bool only_check = false;
   for (int o; (o = getopt_long(argc, argv, "", options, NULL)) != -1;) {
     switch (o) {
@@ -239,6 +266,9 @@ int main(int argc, char **argv) {
       break;
     case OPT_BIND:
       bind = optarg;
+      break;
+    case OPT_SOURCES:
+      sources = optarg;
       break;
     case OPT_LOG:
       if (log_level_from_name(optarg) < 0) {
@@ -267,5 +297,5 @@ int main(int argc, char **argv) {
   }
   if (path == NULL)
     path = DEFAULT_CONFIG;
-  return only_check ? check(path) : serve_config(path, bind);
+  return only_check ? check(path, sources) : serve_config(path, bind, sources);
 }

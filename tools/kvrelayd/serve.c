@@ -86,19 +86,26 @@ static int declare_ranks(served_pool *pool) {
   return err;
 }
 
-static int publish(served_pool *pool, uint64_t now_ns) {
+/* Puts a pool whose producer is built where readers find it, when it is within the scope. */
+static int enlist(served_pool *pool, uint64_t now_ns) {
   serve *s = pool->serve;
   const kvrelay_descriptor *d = &pool->plan->descriptor;
+  pool->outside = !scope_has(s->scope, d->serving_endpoint.namespace_);
+  if (pool->outside)
+    return KVRELAY_OK;
+  int err = kvrelay_relay_pool_add(&s->relay, d, &pool->producer, pool->pool_mem,
+                                   kvrelay_relay_pool_mem_size(&s->relay, d), now_ns, &pool->pool);
+  return err == KVRELAY_OK ? declare_ranks(pool) : err;
+}
+
+static int publish(served_pool *pool, uint64_t now_ns) {
   ckf_producer_config cfg = producer_config(pool->plan);
   if (!random_id(&cfg.hash_seed))
     return KVRELAY_ERR_STATE;
   int err =
       ckf_producer_init(&pool->producer, &cfg, pool->producer_mem, ckf_producer_mem_size(&cfg));
   if (err == CKF_OK)
-    err = kvrelay_relay_pool_add(&s->relay, d, &pool->producer, pool->pool_mem,
-                                 kvrelay_relay_pool_mem_size(&s->relay, d), now_ns, &pool->pool);
-  if (err == KVRELAY_OK)
-    err = declare_ranks(pool);
+    err = enlist(pool, now_ns);
   if (err != KVRELAY_OK)
     log_event(LOG_ERROR, "pool_not_published", "pool=%s error=\"%s\"", pool->name,
               err <= -200 ? ckf_strerror(err) : kvrelay_strerror(err));
@@ -179,6 +186,25 @@ void serve_pool_changed(served_pool *pool, uint64_t now_ns) {
   if (pool->pool != NULL &&
       kvrelay_relay_pool_changed(&pool->serve->relay, pool->pool, now_ns) != KVRELAY_OK)
     serve_pool_fence(pool, now_ns);
+}
+
+void serve_scope_changed(serve *s, uint64_t now_ns) {
+  for (unsigned i = 0; i < s->pools_count; i++) {
+    served_pool *pool = &s->pools[i];
+    const bool inside = scope_has(s->scope, pool->plan->descriptor.serving_endpoint.namespace_);
+    if (inside != pool->outside)
+      continue;
+    log_event(LOG_INFO, inside ? "pool_selected" : "pool_left_out", "pool=%s", pool->name);
+    if (pool->pool != NULL)
+      kvrelay_relay_pool_remove(&s->relay, pool->pool, now_ns);
+    pool->pool = NULL;
+    int err = enlist(pool, now_ns);
+    if (err != KVRELAY_OK)
+      log_event(LOG_ERROR, "pool_not_published", "pool=%s error=\"%s\"", pool->name,
+                kvrelay_strerror(err));
+  }
+  s->topology.told = false;
+  topology_poll(&s->topology, s, now_ns);
 }
 
 void serve_poll(serve *s, uint64_t now_ns) {
@@ -263,9 +289,10 @@ int serve_reserve(serve *s, const plan *p) {
   return code;
 }
 
-int serve_open(serve *s) {
+int serve_open(serve *s, const scope *within) {
   uint64_t now_ns = serve_now_ns();
   int code = 0;
+  s->scope = within;
   log_event(LOG_INFO, "memory", "worst_case_bytes=%zu pools=%u", s->worst_case_bytes,
             s->pools_count);
   for (unsigned i = 0; i < s->pools_count && code == 0; i++)

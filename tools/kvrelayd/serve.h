@@ -7,6 +7,7 @@
 
 #include "feed.h"
 #include "plan.h"
+#include "scope.h"
 #include "topology.h"
 
 typedef struct served_pool {
@@ -16,6 +17,7 @@ typedef struct served_pool {
   ckf_producer producer;
   void *producer_mem;
   kvrelay_pool *pool; /* NULL while it is not published */
+  bool outside;       /* of the scope: the state is kept, and nobody hears of it */
   void *pool_mem;
   void *ranks_mem;
   size_t ranks_len;
@@ -25,6 +27,7 @@ typedef struct served_pool {
 
 typedef struct serve {
   const plan *plan;
+  const scope *scope;
   void *zmq_context;
   kvrelay_relay relay;
   void *relay_mem;
@@ -45,13 +48,15 @@ typedef struct serve {
  * configuration must outlive the daemon.
  */
 int serve_reserve(serve *s, const plan *p);
-/* Builds and publishes every pool, and reads its recorded streams; engines are not connected yet.
- * As serve_reserve. */
-int serve_open(serve *s);
+/* Builds every pool, publishes those of the scope, which is lent, and reads the recorded streams;
+ * engines are not connected yet.  As serve_reserve. */
+int serve_open(serve *s, const scope *within);
 /* Connects the engine feeds; after the listener is up.  As serve_open. */
 int serve_connect(serve *s, struct event_base *base);
 /* After the transports are closed. */
 void serve_close(serve *s);
+/* The scope is another: what left it is withdrawn, with its blocks kept for when it comes back. */
+void serve_scope_changed(serve *s, uint64_t now_ns);
 /* After each turn of the loop: producers that a timer or an admission found broken start again. */
 void serve_poll(serve *s, uint64_t now_ns);
 /* When serve_poll is due at the latest, KVRELAY_TIME_NONE: not by itself. */

@@ -20,7 +20,6 @@ int topology_open(topology *t, const plan *p) {
     log_event(LOG_ERROR, "no_memory", "what=topology bytes=%zu", 2 * p->derived_len);
     return 71;
   }
-  memcpy(t->cards, p->cards, p->cards_len * sizeof *t->cards);
   return 0;
 }
 
@@ -79,18 +78,30 @@ static bool look(topology *t, const serve *s, uint64_t now_ns) {
     const int32_t now = liveness_of(w->config, t->said[i]);
     changed = changed || now != t->liveness[i];
     t->liveness[i] = now;
-    for (size_t k = 0; k < w->cards; k++)
-      t->cards[w->first_card + k].liveness = now;
   }
   return changed;
+}
+
+static void list_cards(topology *t, const scope *within) {
+  t->cards_len = 0;
+  for (size_t i = 0; i < t->plan->workers_len; i++) {
+    const plan_worker *w = &t->plan->workers[i];
+    const kvrelay_card *cards = &t->plan->cards[w->first_card];
+    for (size_t k = 0; k < w->cards && scope_has(within, cards->endpoint.namespace_); k++) {
+      kvrelay_card *card = &t->cards[t->cards_len++];
+      *card = cards[k];
+      card->liveness = t->liveness[i];
+    }
+  }
 }
 
 void topology_poll(topology *t, serve *s, uint64_t now_ns) {
   const int next = t->current ^ 1;
   if (!look(t, s, now_ns) && t->told)
     return;
-  int err = kvrelay_topology_derive(t->cards, t->plan->cards_len, t->mem[next],
-                                    t->plan->derived_len, &t->derived[next]);
+  list_cards(t, s->scope);
+  int err = kvrelay_topology_derive(t->cards, t->cards_len, t->mem[next], t->plan->derived_len,
+                                    &t->derived[next]);
   if (err == KVRELAY_OK)
     err = kvrelay_relay_set_topology(&s->relay, &t->derived[next]);
   if (err == KVRELAY_OK)

@@ -10,9 +10,10 @@ struct serve;
 
 typedef struct topology {
   const plan *plan;
-  kvrelay_card *cards; /* the plan's, with liveness */
-  int32_t *liveness;   /* enum kvrelay_liveness of each worker of the plan */
-  int32_t *said;       /* scratch: what their event connections say */
+  kvrelay_card *cards; /* the plan's within the scope, with liveness */
+  size_t cards_len;
+  int32_t *liveness; /* enum kvrelay_liveness of each worker of the plan */
+  int32_t *said;     /* scratch: what their event connections say */
   /* The relay looks at one derivation while the next is made. */
   kvrelay_topology derived[2];
   void *mem[2];
