@@ -146,7 +146,8 @@ sim: $(SIM) ## seeds of the simulated world: SEEDS=N (1000) from SEED=N (1) on
 
 # Programs that end-to-end scripts run.
 $(HELPERS): $(BUILD)/tests/%: $(BUILD)/obj/tests/programs/%.o $(SUPPORT) $(LIB)
-	$(LINK) $^ $(LIBS) -o $@
+	$(LINK) -Wl,--start-group $^ -Wl,--end-group $(LIBS) -o $@
+$(BUILD)/tests/reported_load: $(INSIDES) $(COMMON)
 
 # The table of run_vectors.c holds the domains that exist.
 DOMAINS := $(patsubst tests/vectors/vec_%.c,%,$(wildcard tests/vectors/vec_*.c))
@@ -241,7 +242,7 @@ conform: all tests ## the tests that carry ids of conformance scenarios, and the
 	  scripts/conform table $(BUILD)/conform $(BUILD)/conform.md && exit $$ran
 
 interop-dynamo: deps-interop ## the real relay of a Dynamo deployment and ours side by side (see tests/interop/README.md)
-	+@$(MAKE) --no-print-directory -s BUILD='$(BUILD)' all $(PB_PY) >&2 && BUILD='$(BUILD)' scripts/interop-dynamo
+	+@$(MAKE) --no-print-directory -s BUILD='$(BUILD)' all $(PB_PY) $(BUILD)/tests/reported_load >&2 && BUILD='$(BUILD)' scripts/interop-dynamo
 
 study: $(RUN_VECTORS) ## the accuracy study of ckf.h's search at full size, and its numbers
 	$(RUN_VECTORS) --verbose --only study tests/vectors/ckf.json

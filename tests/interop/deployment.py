@@ -96,6 +96,30 @@ class Worker(Process):
         return self.reply()
 
 
+class ReportedLoad(Process):
+    """Our pools of a configuration, with what workers report."""
+
+    def __init__(self, text, log):
+        path = log + ".yaml"
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text)
+        command = [os.path.join(os.environ["KVRELAY_BUILD"], "tests", "reported_load"), path]
+        super().__init__(log, command, None, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self.address = self.line().split()[1]
+
+    def line(self, timeout_s=30):
+        if not select.select([self.process.stdout], [], [], timeout_s)[0]:
+            raise RuntimeError("reported_load does not answer")
+        return self.process.stdout.readline().decode()
+
+    def report(self, *words):
+        self.process.stdin.write((" ".join(map(str, words)) + "\n").encode())
+        self.process.stdin.flush()
+        answer = self.line()
+        if answer != "ok\n":
+            raise RuntimeError(f"{words}: {answer}")
+
+
 class Deployment:
     """Everything of one run; use as a context."""
 
@@ -141,6 +165,18 @@ class Deployment:
         self.started.append(worker)
         self.workers[name] = worker
         return worker
+
+    def watch(self, name, address):
+        """Our consumer follows the filters of a relay; returns the file of what it sees, a JSON object a line."""
+        path = self.log(name)
+        with open(path, "wb") as lines:
+            command = [os.path.join(os.environ["KVRELAY_BIN"], "kvrelay"), "watch", address, "--json"]
+            self.started.append(Process(path + ".err", command, None, stdout=lines))
+        return path
+
+    def reported_load(self):
+        self.started.append(ReportedLoad(self.configuration(), self.log(f"load{len(self.started)}")))
+        return self.started[-1]
 
     def stop(self, name):
         """Orderly: the worker takes its records back."""

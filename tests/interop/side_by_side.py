@@ -17,9 +17,11 @@ from support.reading import sequence_hashes  # noqa: E402
 from deployment import Deployment, engines  # noqa: E402
 from planes import View, differences, place  # noqa: E402
 
-LIMIT_S = 420
+LIMIT_S = 480
 SEQUENCES = 98  # of 20 blocks: they fill the filter to more than nine tenths
 CHAT = ["Chat", "Completions"]
+PROD = dict(endpoint="prod.backend.generate", model="llama", aliases=["chat", "llama-small"], block_size=16, role="aggregated", model_type=CHAT)
+PLACES = {"a": "prod/backend/generate", "b": "prod/backend/generate", "e": "pairs/backend/generate"}
 
 
 # ---- the four planes, line by line ----
@@ -165,9 +167,8 @@ def start_workers(deployment):
     """Two ranks and one on one endpoint, an adapter, a pair of prefill and decode, token pairs, and a worker without events."""
     feeds = {"a": engines(2), "b": engines(1), "p": engines(1), "d": engines(1), "e": engines(1)}
     of = {name: [e.endpoint for e in each] for name, each in feeds.items()}
-    prod = dict(endpoint="prod.backend.generate", model="llama", aliases=["chat", "llama-small"], block_size=16, role="aggregated", model_type=CHAT)
-    deployment.add("a", **prod, ranks=2, total_kv_blocks=500, events=of["a"])
-    deployment.add("b", **prod, ranks=1, total_kv_blocks=400, events=of["b"])
+    deployment.add("a", **PROD, ranks=2, total_kv_blocks=500, events=of["a"])
+    deployment.add("b", **PROD, ranks=1, total_kv_blocks=400, events=of["b"])
     deployment.workers["a"].do("adapter", name="sql")
     pair = dict(model="pair", block_size=4, total_kv_blocks=300)
     deployment.add("p", endpoint="pd.prefill.generate", role="prefill", model_type=["Prefill"], needs=[["decode"], ["aggregated"]], events=of["p"], **pair)
@@ -229,6 +230,16 @@ def events(feeds, real, ours):
     settle(step, (prod,), real, ours)
 
 
+def compare_watched(view):
+    """Our consumer has followed every filter of a relay to the frame that our other reading ends with."""
+    ends = {}
+    with open(view.watched, encoding="utf-8") as lines:
+        for frame in map(json.loads, lines):
+            ends[frame["endpoint"]] = frame["sequence"], frame["detail"].startswith("bad frame") or ends.get(frame["endpoint"], (0, False))[1]
+    wanted = {name: (replica.sequence, False) for name, replica in view.replicas.items()}
+    check(f"our consumer has followed {view.name} to sequences {[end for end, _ in wanted.values()]}", ends == wanted, (ends, wanted))
+
+
 def conform(view):
     code, out, err = kvrelay("conform", view.address, "--json", timeout_s=120)
     verdicts = {line["id"]: line["verdict"] for line in map(json.loads, out.splitlines())}
@@ -237,7 +248,7 @@ def conform(view):
     check(f"conform finds no fault in {view.name}, {passed} passed of {len(verdicts)}", code == 0 and passed > 0 and not failed, (code, failed, out, err))
 
 
-def change_workers(deployment, real):
+def change_workers(deployment):
     """Who is there changes; kvrelayd is told by a new file."""
     deployment.workers["a"].do("drop", name="sql")
     yield "adapter gone"
@@ -249,9 +260,61 @@ def change_workers(deployment, real):
     yield "an alias with two meanings"
     deployment.until_gone(deployment.crash("p"))
     yield "prefill half killed, its records expired"
+
+
+def leave_workers(deployment):
     for name in list(deployment.workers):
         deployment.stop(name)
     yield "nobody left"
+
+
+def load(deployment, real, feeds):
+    """Reports of use: of some ranks, of all, of none in use, without capacity, and of a worker that goes."""
+    prod = dict(PROD, ranks=1, total_kv_blocks=400, events=[feeds["b"][0].endpoint])
+    deployment.add("b", **prod)
+    told = {}
+    steps = (
+        ("one rank of three reports", "a", 0, 100),
+        ("two ranks, one with nothing in use", "a", 1, 0),
+        ("all ranks report", "b", 0, 400),
+        ("a rank without capacity", "e", 0, 7),
+        ("another report of a rank", "a", 0, 101),
+        ("more in use than there is", "b", 0, 450),
+    )
+    ours = reported(deployment, told)
+    for step, name, rank, used in steps:
+        told[name, rank] = used
+        deployment.workers[name].do("load", rank=rank, used=used)
+        ours.program.report(PLACES[name], deployment.workers[name].id, rank, used)
+        compare_reports(step, told, real, ours)
+    ours.close()
+    deployment.stop("b")
+    del told["b", 0]
+    ours = reported(deployment, told)
+    compare_reports("a worker that reported is gone", told, real, ours)
+    ours.close()
+
+
+def reported(deployment, told):
+    program = deployment.reported_load()
+    for (name, rank), used in told.items():
+        program.report(PLACES[name], deployment.workers[name].id, rank, used)
+    view = View(program.address)
+    view.name, view.program = "ours", program
+    return view
+
+
+def compare_reports(step, told, real, ours):
+    """The script knows how many have reported; what comes of it both have to say."""
+    wanted = {of: sum(1 for name, _ in told if PLACES[name] == of) for of in PLACES.values()}
+
+    def here(view):
+        seen = {p.producer.pool_id.SerializeToString(): p.kv_observed_ranks for p in view.newest["load"].pools} if "load" in view.newest else {}
+        return all(seen.get(p.producer.pool_id.SerializeToString()) == wanted[place(p.serving_endpoint)] for p in view.pools())
+
+    for view in (real, ours):
+        check(f"{step}: {view.name} counts who has reported", view.until(lambda v=view: here(v)), (view.newest.get("load"), wanted))
+    compare_load(step, real, ours)
 
 
 def run(deployment):
@@ -273,18 +336,28 @@ def run(deployment):
     real.follow_pools()
     ours.follow_pools()
     compare_words("workers", real, ours)
+    for name, view in (("watch-real", real), ("watch-ours", ours)):
+        view.watched = deployment.watch(name, view.address)
     events(feeds, real, ours)
+    for view in (real, ours):
+        compare_watched(view)
     for view in (real, ours):
         conform(view)
     check("no stream of the real relay ended", not real.errors, real.errors)
     leave(ours)
 
-    for step in change_workers(deployment, real):
+    change(change_workers(deployment), deployment, real)
+    load(deployment, real, feeds)
+    change(leave_workers(deployment), deployment, real)
+    real.close()
+
+
+def change(steps, deployment, real):
+    for step in steps:
         time.sleep(0.5)
         ours = beside(deployment, real)
         compare_planes(step, real, ours)
         leave(ours)
-    real.close()
 
 
 def main():
