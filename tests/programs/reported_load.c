@@ -19,6 +19,7 @@
 #define TURN_NS 100000000u /* the relay's own deadlines may wait so long */
 
 static serve served;
+static scope whole; /* all namespaces of the file */
 static bool ended;
 
 static kvrelay_pool *pool_named(const char *name) {
@@ -77,7 +78,8 @@ static int serve_plan(const plan *p) {
   kvrelay_transport *server;
   kvrelay_grpc_server_config cfg = kvrelay_grpc_server_config_default();
   char address[128];
-  if (serve_reserve(&served, p) != 0 || serve_open(&served) != 0)
+  if (scope_open(&whole, NULL, NULL, serve_now_ns()) != 0 || serve_reserve(&served, p) != 0 ||
+      serve_open(&served, &whole) != 0)
     return 71;
   kvrelay_relay_service_config over = kvrelay_relay_service_config_default(&served.relay);
   if (kvrelay_relay_service_open(&over, &service) != KVRELAY_TRANSPORT_OK)
@@ -99,6 +101,7 @@ static int serve_plan(const plan *p) {
   kvrelay_relay_service_close(service);
   event_base_free(cfg.base);
   serve_close(&served);
+  scope_close(&whole);
   return 0;
 }
 
