@@ -53,7 +53,8 @@ int feed_reserve(feed *f, struct served_pool *pool, const config_worker *worker,
 #define LIVENESS_GRACE_NS UINT64_C(10000000000) /* of an engine that was never reached */
 #define LIVENESS_DOWN_NS UINT64_C(5000000000)   /* of one that was lost */
 
-uint64_t feed_liveness_deadline_ns(const feed *f) {
+/* When that may change by itself, KVRELAY_TIME_NONE = never. */
+static uint64_t liveness_deadline_ns(const feed *f) {
   if (f->worker->events.type != CONFIG_EVENTS_ENGINE || f->link == FEED_UP || f->link_ns == 0)
     return KVRELAY_TIME_NONE;
   return f->link_ns + (f->link == FEED_LOST ? LIVENESS_DOWN_NS : LIVENESS_GRACE_NS);
@@ -64,7 +65,7 @@ int32_t feed_liveness(const feed *f, uint64_t now_ns) {
     return KVRELAY_LIVENESS_UNKNOWN; /* a recording tells nothing of today */
   if (f->link == FEED_UP)
     return KVRELAY_LIVENESS_LIVE;
-  if (now_ns >= feed_liveness_deadline_ns(f))
+  if (now_ns >= liveness_deadline_ns(f))
     return KVRELAY_LIVENESS_DEAD;
   return f->link == FEED_LOST ? KVRELAY_LIVENESS_LIVE : KVRELAY_LIVENESS_UNKNOWN;
 }
@@ -81,17 +82,20 @@ void feed_close(feed *f) {
 int feed_start(feed *f, uint64_t now_ns) {
   kvrelay_source_config c = source_config(f);
   memset(f->logged, 0, sizeof f->logged);
+  feed_stir(f);
   return kvrelay_source_init(&f->source, &c, &f->pool->producer, f->source_mem, f->source_len,
                              now_ns);
 }
 
 int feed_batch(feed *f, uint64_t sequence, const uint8_t *payload, size_t len, uint64_t now_ns) {
   f->dirty = true;
+  feed_stir(f);
   return kvrelay_engine_feed(&f->pool->serve->decoder, &f->source, sequence, payload, len, now_ns);
 }
 
 int feed_drain(feed *f, int err, uint64_t now_ns) {
   f->dirty = true;
+  feed_stir(f);
   return err == KVRELAY_OK ? kvrelay_engine_drain(&f->pool->serve->decoder, &f->source, now_ns)
                            : err;
 }
@@ -133,6 +137,30 @@ void feed_report(feed *f) {
   }
 }
 
+void feed_stir(feed *f) {
+  if (f->stirred)
+    return;
+  f->stirred = true;
+  f->stirred_next = f->pool->serve->stirred;
+  f->pool->serve->stirred = f;
+}
+
+/* When the blocks of a source that cannot be reached go, KVRELAY_TIME_NONE = never. */
+static uint64_t forget_ns(const feed *f) {
+  const uint64_t keep_ns = f->worker->events.disconnect_keep_s * 1000000000u;
+  return f->down_ns == 0 || keep_ns == 0 ? KVRELAY_TIME_NONE : f->down_ns + keep_ns;
+}
+
+static void forget(feed *f, uint64_t now_ns) {
+  f->down_ns = 0;
+  log_event(LOG_WARN, "source_forgotten", "source=%s disconnected_s=%" PRIu64, f->name,
+            f->worker->events.disconnect_keep_s);
+  if (kvrelay_source_clear(&f->source, now_ns) != KVRELAY_OK)
+    serve_pool_fence(f->pool, now_ns);
+  else
+    serve_pool_changed(f->pool, now_ns);
+}
+
 void feed_tick(feed *f, uint64_t now_ns) {
   uint64_t due_ns = kvrelay_source_deadline_ns(&f->source);
   if (due_ns != KVRELAY_TIME_NONE && due_ns <= now_ns) {
@@ -141,19 +169,19 @@ void feed_tick(feed *f, uint64_t now_ns) {
     feed_turn(f, now_ns);
   }
   feed_engine_watch(f, now_ns);
+  if (forget_ns(f) <= now_ns)
+    forget(f, now_ns);
   uint64_t first;
   if (f->replay != NULL && kvrelay_source_request(&f->source, &first) == 1)
     feed_engine_ask(f, first);
   else if (f->replay != NULL && kvrelay_source_state(&f->source) != KVRELAY_SOURCE_REPLAY)
     kvrelay_zmq_replay_stop(f->replay);
-  uint64_t keep_ns = f->worker->events.disconnect_keep_s * 1000000000u;
-  if (f->down_ns == 0 || keep_ns == 0 || now_ns - f->down_ns < keep_ns)
-    return;
-  f->down_ns = 0;
-  log_event(LOG_WARN, "source_forgotten", "source=%s disconnected_s=%" PRIu64, f->name,
-            f->worker->events.disconnect_keep_s);
-  if (kvrelay_source_clear(&f->source, now_ns) != KVRELAY_OK)
-    serve_pool_fence(f->pool, now_ns);
-  else
-    serve_pool_changed(f->pool, now_ns);
+}
+
+static uint64_t earlier(uint64_t a, uint64_t b) { return a < b ? a : b; }
+
+uint64_t feed_deadline_ns(const feed *f, uint64_t now_ns) {
+  const uint64_t dead_ns = liveness_deadline_ns(f);
+  const uint64_t due_ns = earlier(kvrelay_source_deadline_ns(&f->source), forget_ns(f));
+  return dead_ns > now_ns ? earlier(due_ns, dead_ns) : due_ns;
 }

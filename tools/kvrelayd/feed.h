@@ -28,6 +28,8 @@ typedef struct feed {
   uint64_t down_ns; /* since when the engine cannot be reached; 0 = it can, or nothing is known */
   bool unreachable; /* that was logged, and still holds */
   bool dirty;       /* batches were applied since the pool was told */
+  bool stirred;     /* in the list of its daemon, and the next one there */
+  struct feed *stirred_next;
   uint64_t logged[KVRELAY_COUNT_LEN]; /* counts as of the last line about each */
 } feed;
 
@@ -45,13 +47,15 @@ int feed_batch(feed *f, uint64_t sequence, const uint8_t *payload, size_t len, u
 int feed_drain(feed *f, int err, uint64_t now_ns);
 /* After the batches of a turn: tells the pool, reports. */
 void feed_turn(feed *f, uint64_t now_ns);
-/* After each turn of the loop: asks for what is missing; an answer that stays away ends, and a
- * source that cannot be reached for too long loses its blocks. */
+/* Something happened to the feed: a feed_tick is due after this turn of the loop. */
+void feed_stir(feed *f);
+/* Asks for what is missing; an answer that stays away ends, and a source that cannot be reached for
+ * too long loses its blocks. */
 void feed_tick(feed *f, uint64_t now_ns);
+/* When the next feed_tick is due though nothing happens, KVRELAY_TIME_NONE = never. */
+uint64_t feed_deadline_ns(const feed *f, uint64_t now_ns);
 /* Whether the worker is alive, as far as its event connection tells: enum kvrelay_liveness. */
 int32_t feed_liveness(const feed *f, uint64_t now_ns);
-/* When that may change by itself, KVRELAY_TIME_NONE = never. */
-uint64_t feed_liveness_deadline_ns(const feed *f);
 /* One log line for every reason that reached a new power of two. */
 void feed_report(feed *f);
 

@@ -38,6 +38,7 @@ static void on_connection(kvrelay_zmq_listener *self, bool connected, uint64_t n
   f->link = connected ? FEED_UP : f->link == FEED_NEVER ? FEED_NEVER : FEED_LOST;
   if (f->link != FEED_NEVER)
     f->link_ns = now_ns;
+  f->pool->serve->look_ns = 0; /* who is alive may be different now */
   int err = kvrelay_source_connection(&f->source, connected, now_ns);
   if (feed_drain(f, err, now_ns) != KVRELAY_OK)
     serve_pool_fence(f->pool, now_ns);

@@ -213,24 +213,28 @@ void serve_poll(serve *s, uint64_t now_ns) {
     if (s->pools[i].pool != NULL && kvrelay_pool_fenced(s->pools[i].pool) != KVRELAY_OK)
       serve_pool_fence(&s->pools[i], now_ns);
   s->fenced_seen = fenced;
-  for (unsigned i = 0; i < s->pools_count; i++)
-    for (unsigned j = 0; j < s->pools[i].feeds_count; j++)
-      feed_tick(&s->pools[i].feeds[j], now_ns);
-  topology_poll(&s->topology, s, now_ns);
-  s->polled_ns = now_ns;
+  if (s->look_ns <= now_ns) {
+    s->look_ns = KVRELAY_TIME_NONE;
+    for (unsigned i = 0; i < s->pools_count; i++)
+      for (unsigned j = 0; j < s->pools[i].feeds_count; j++)
+        feed_stir(&s->pools[i].feeds[j]);
+    topology_poll(&s->topology, s, now_ns);
+  }
+  feed *f = s->stirred;
+  s->stirred = NULL;
+  for (; f != NULL; f = f->stirred_next) {
+    feed_tick(f, now_ns);
+    f->stirred = false;
+    const uint64_t due_ns = feed_deadline_ns(f, now_ns);
+    s->look_ns = due_ns < s->look_ns ? due_ns : s->look_ns;
+  }
 }
 
 uint64_t serve_deadline_ns(const serve *s) {
-  uint64_t at_ns = kvrelay_relay_deadline_ns(&s->relay);
-  for (unsigned i = 0; i < s->pools_count; i++)
-    for (unsigned j = 0; j < s->pools[i].feeds_count; j++) {
-      const feed *f = &s->pools[i].feeds[j];
-      uint64_t due_ns = kvrelay_source_deadline_ns(&f->source);
-      at_ns = due_ns < at_ns ? due_ns : at_ns;
-      due_ns = feed_liveness_deadline_ns(f);
-      at_ns = due_ns < at_ns && due_ns > s->polled_ns ? due_ns : at_ns;
-    }
-  return at_ns;
+  const uint64_t relay_ns = kvrelay_relay_deadline_ns(&s->relay);
+  if (s->stirred != NULL)
+    return 0;
+  return s->look_ns < relay_ns ? s->look_ns : relay_ns;
 }
 
 /* ---- the whole daemon ---- */

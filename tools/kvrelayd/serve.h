@@ -38,7 +38,8 @@ typedef struct serve {
   served_pool *pools;
   unsigned pools_count;
   topology topology;
-  uint64_t polled_ns;      /* of the last serve_poll */
+  feed *stirred;           /* feeds to look at after this turn */
+  uint64_t look_ns;        /* when all feeds are to be looked at; 0 = after this turn */
   size_t worst_case_bytes; /* of all memory reserved; what is not touched costs nothing */
 } serve;
 
@@ -57,7 +58,8 @@ int serve_connect(serve *s, struct event_base *base);
 void serve_close(serve *s);
 /* The scope is another: what left it is withdrawn, with its blocks kept for when it comes back. */
 void serve_scope_changed(serve *s, uint64_t now_ns);
-/* After each turn of the loop: producers that a timer or an admission found broken start again. */
+/* After each turn of the loop: producers that a timer or an admission found broken start again,
+ * and feeds to which something happened, or whose time has come, are looked at. */
 void serve_poll(serve *s, uint64_t now_ns);
 /* When serve_poll is due at the latest, KVRELAY_TIME_NONE: not by itself. */
 uint64_t serve_deadline_ns(const serve *s);
