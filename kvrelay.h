@@ -8445,38 +8445,25 @@ static int kvrelay_shape_verdict_(kvrelay_source *s, const kvrelay_store_ *st) {
   return KVRELAY_COUNT_SUB_BLOCK;
 }
 
-/* Heap sort by external: bounded work for any list a peer sends. */
-static void kvrelay_sift_u64_(uint64_t *list, size_t at, size_t len) {
-  for (size_t child; (child = 2 * at + 1) < len; at = child) {
-    if (child + 1 < len && list[child + 1] > list[child])
-      child++;
-    if (list[at] >= list[child])
-      return;
-    uint64_t swap = list[at];
-    list[at] = list[child];
-    list[child] = swap;
-  }
+static bool kvrelay_external_before_(const void *context, const void *a, const void *b) {
+  (void)context;
+  return *(const uint64_t *)a < *(const uint64_t *)b;
 }
 
+/* Up to 32, looking at all pairs is faster than sorting. */
 static bool kvrelay_has_repeat_(uint64_t *list, size_t len) {
-  if (len <= 8) {
+  uint32_t repeats = 0;
+  if (len <= 32) {
     for (size_t i = 1; i < len; i++)
       for (size_t j = 0; j < i; j++)
-        if (list[i] == list[j])
-          return true;
-    return false;
+        repeats |= list[i] == list[j];
+    return repeats != 0;
   }
-  for (size_t i = len / 2; i-- != 0;)
-    kvrelay_sift_u64_(list, i, len);
-  for (size_t end = len; end-- > 1;) {
-    uint64_t swap = list[0];
-    list[0] = list[end];
-    list[end] = swap;
-    if (end + 1 < len && list[end] == list[end + 1])
+  kvrelay_sort_(list, len, sizeof *list, kvrelay_external_before_, NULL);
+  for (size_t i = 1; i < len; i++)
+    if (list[i] == list[i - 1])
       return true;
-    kvrelay_sift_u64_(list, 0, end);
-  }
-  return len > 1 && list[0] == list[1];
+  return false;
 }
 
 /* Whether the event agrees with itself, and how many whole blocks it has; sets st->blocks. */

@@ -1307,10 +1307,10 @@ Test(multimodal, odd_items_are_ignored_and_counted) {
 /* ---- one event ---- */
 
 Test(stores, hashes_that_repeat_drop_the_event) {
-  uint64_t many[32];
-  for (uint64_t i = 0; i < 32; i++)
+  uint64_t many[80]; /* short lists are compared, longer ones sorted */
+  for (uint64_t i = 0; i < 80; i++)
     many[i] = i * 31 % 97 + 1;
-  for (size_t n = 2; n <= 32; n++) {
+  for (size_t n = 2; n <= 80; n++) {
     stored s = {.count = (uint32_t)(4 * n)};
     feeder *f = standard();
     s.hashes.len = n;

@@ -101,7 +101,7 @@ TEST_UNUSED static void put_batch(packer *p, size_t events) {
 
 typedef struct hashes {
   size_t len;
-  uint64_t at[32];
+  uint64_t at[80];
 } hashes;
 
 #define HASHES(...) ((hashes){sizeof((uint64_t[]){__VA_ARGS__}) / sizeof(uint64_t), {__VA_ARGS__}})
