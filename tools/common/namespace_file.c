@@ -84,7 +84,7 @@ char *namespace_canonical(const kvrelay_text *namespaces, size_t len, const char
 
 /* ---- from JSON ---- */
 
-static kvrelay_text json_text(const json_t *value) {
+static kvrelay_text text_of_json(const json_t *value) {
   kvrelay_text text = {(const uint8_t *)json_string_value(value), json_string_length(value)};
   return text;
 }
@@ -104,7 +104,7 @@ static int take_sources(const json_t *sources, kvrelay_text *names, char why[NAM
     if (!json_is_string(name) || json_object_size(source) != 1)
       return refuse(why, NAMESPACES_ERR_CONTENT,
                     "sources[%zu]: must be an object with the one key namespace, a text", i);
-    names[i] = json_text(name);
+    names[i] = text_of_json(name);
     if (names[i].len > NAMESPACE_TEXT_MAX || !kvrelay_text_valid(names[i]))
       return refuse(why, NAMESPACES_ERR_CONTENT,
                     "sources[%zu].namespace: must be 1 to %d bytes, without white space at either "
@@ -124,7 +124,7 @@ static int check_head(const json_t *root, const char *connection, char why[NAMES
                   "connectionRevision, each once");
   if (!json_is_integer(version) || json_integer_value(version) != 1)
     return refuse(why, NAMESPACES_ERR_CONTENT, "version: must be 1");
-  const kvrelay_text text = json_text(revision);
+  const kvrelay_text text = text_of_json(revision);
   if (revision && (!json_is_string(revision) || text.len == 0 || text.len > NAMESPACE_TEXT_MAX))
     return refuse(why, NAMESPACES_ERR_CONTENT,
                   "connectionRevision: must be a text of 1 to %d bytes", NAMESPACE_TEXT_MAX);
