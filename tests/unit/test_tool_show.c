@@ -9,6 +9,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "text.h"
 
@@ -130,4 +132,81 @@ Test(tool_show, differences_of_clocks_keep_their_sign) {
   assert_json(json_difference(0, INT64_MAX), "-9223372036854775807");
   assert_json(json_difference(0, (uint64_t)INT64_MAX + 1), "\"-9223372036854775808\"");
   assert_json(json_difference(1, UINT64_MAX), "\"-18446744073709551614\"");
+}
+
+/* ---- short of memory ---- */
+
+static unsigned until_none; /* the allocations of jansson up to the one that fails */
+
+static void *scarce(size_t size) { return until_none-- == 0 ? NULL : malloc(size); }
+
+static kvrelay_text texts[] = {{(const uint8_t *)"first", 5}, {(const uint8_t *)"second", 6}};
+static const int32_t roles[] = {KVRELAY_ROLE_PREFILL, 77};
+
+/* In a process of its own: the line about two models and their aliases; the code it ends with. */
+static int print_pool(unsigned failing, FILE *out) {
+  const pid_t pid = fork();
+  cr_assert(pid >= 0);
+  if (pid == 0) {
+    kvrelay_registration models[2];
+    kvrelay_descriptor d;
+    kvrelay_pool_view view;
+    memset(models, 0, sizeof models);
+    memset(&d, 0, sizeof d);
+    memset(&view, 0, sizeof view);
+    for (size_t i = 0; i < 2; i++) {
+      models[i].canonical_model_id = texts[i];
+      models[i].aliases = texts;
+      models[i].aliases_len = 2;
+    }
+    d.registrations = models;
+    d.registrations_len = 2;
+    d.pool_roles.ptr = roles;
+    d.pool_roles.len = 2;
+    view.descriptor = &d;
+    dup2(fileno(out), STDOUT_FILENO);
+    if (freopen("/dev/null", "w", stderr) == NULL)
+      _exit(3);
+    until_none = failing;
+    json_set_alloc_funcs(scarce, free);
+    json_t *list = json_array();
+    json_add(list, json_pool(&view));
+    print_json(list);
+    _exit(0);
+  }
+  int status = 0;
+  cr_assert_eq(waitpid(pid, &status, 0), pid);
+  cr_assert(WIFEXITED(status));
+  return WEXITSTATUS(status);
+}
+
+/* What print_pool wrote; true when it is one line. */
+static bool read_line(FILE *out, char line[4096]) {
+  rewind(out);
+  return fgets(line, 4096, out) != NULL && line[strlen(line) - 1] == '\n' && fgetc(out) == EOF;
+}
+
+#define ALLOCATIONS 400u /* more than the line takes */
+
+Test(tool_show, a_line_is_whole_or_the_program_ends) {
+  char whole[4096], line[4096];
+  unsigned refused = 0;
+  FILE *out = tmpfile();
+  cr_assert(out);
+  cr_assert_eq(print_pool(ALLOCATIONS, out), 0);
+  cr_assert(read_line(out, whole));
+  cr_assert(strstr(whole, "second") && strstr(whole, "77]"), "%s", whole);
+  for (unsigned failing = 0; failing < ALLOCATIONS; failing++) {
+    rewind(out);
+    cr_assert_eq(ftruncate(fileno(out), 0), 0);
+    const int code = print_pool(failing, out);
+    if (code == 0) {
+      cr_assert(read_line(out, line) && strcmp(line, whole) == 0, "%u: %s", failing, line);
+    } else {
+      cr_assert_eq(code, EXIT_SYSTEM, "%d when allocation %u fails", code, failing);
+      refused++;
+    }
+  }
+  cr_assert(refused > 50 && refused < ALLOCATIONS, "%u", refused);
+  fclose(out);
 }

@@ -8,7 +8,7 @@
 #include "table.h"
 #include "text.h"
 
-/* "llama (aliases a, b)"; adapters with the name engines use. */
+/* "llama, also a, b"; adapters with the name engines use. */
 static void model_text(const kvrelay_registration *r, char out[512]) {
   char text[512];
   size_t n = show_format(out, 512, "%s", printable(r->canonical_model_id, text));
@@ -70,7 +70,7 @@ static void show_json(const session *s, uint64_t revision, uint32_t pools) {
   for (uint32_t i = 0; i < pools; i++) {
     kvrelay_pool_view v;
     if (kvrelay_consumer_pool_get(&s->consumer, i, session_now(s), &v) == KVRELAY_OK)
-      json_array_append_new(list, json_pool(&v));
+      json_add(list, json_pool(&v));
   }
   print_json(json_pack("{s:o, s:o, s:o, s:o}", "target", json_text(text_of(s->o->target)),
                        "relay_incarnation", json_hex(relay.relay_incarnation), "revision",

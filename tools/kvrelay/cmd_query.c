@@ -151,14 +151,29 @@ static json_t *age_or_null(uint64_t age_ns) {
 }
 
 /* What is not known has no number: nobody may read it as 0. */
-static void add_serving(json_t *answer, const kvrelay_serving_view *v) {
-  json_object_set_new(answer, "readiness", json_string(readiness_text(v)));
-  json_object_set_new(answer, "readiness_age_ms", age_or_null(v->readiness_age_ns));
-  json_object_set_new(answer, "kv_used_blocks",
-                      v->load_known ? json_u64(v->kv_used_blocks) : json_null());
-  json_object_set_new(answer, "total_kv_blocks",
-                      v->load_known ? json_u64(v->total_kv_blocks) : json_null());
-  json_object_set_new(answer, "load_age_ms", age_or_null(v->load_age_ns));
+static json_t *u64_or_null(bool known, uint64_t value) {
+  return known ? json_u64(value) : json_null();
+}
+
+static json_t *json_answer(const kvrelay_answer *a, const kvrelay_pool_view *v) {
+  const kvrelay_serving_view *serving = &a->serving;
+  const bool known = a->state == KVRELAY_ANSWER_KNOWN;
+  char name[KVRELAY_POOL_NAME_CAP], endpoint[512], text[512];
+  kvrelay_pool_id_format(&v->descriptor->producer.pool_id, name);
+  return json_pack(
+      "{s:s, s:s, s:s, s:o, s:o, s:o, s:o, s:o, s:b, s:s, s:o, s:o, s:o, s:o, s:s}", "pool", name,
+      "endpoint", endpoint_name(&v->descriptor->serving_endpoint, endpoint), "state",
+      known                                ? "known"
+      : a->state == KVRELAY_ANSWER_UNKNOWN ? "unknown"
+                                           : "unsupported",
+      "block_size", json_u64(a->block_size), "complete_blocks",
+      u64_or_null(known, a->complete_blocks), "depth_blocks", u64_or_null(known, a->depth_blocks),
+      "depth_tokens", u64_or_null(known, a->depth_blocks * a->block_size), "age_ms",
+      age_or_null(known ? a->age_ns : KVRELAY_TIME_NONE), "stale", a->stale, "readiness",
+      readiness_text(serving), "readiness_age_ms", age_or_null(serving->readiness_age_ns),
+      "kv_used_blocks", u64_or_null(serving->load_known, serving->kv_used_blocks),
+      "total_kv_blocks", u64_or_null(serving->load_known, serving->total_kv_blocks), "load_age_ms",
+      age_or_null(serving->load_age_ns), "answer", answer_text(a, v, text));
 }
 
 static void show_table(const question *q) {
@@ -202,28 +217,8 @@ static void show_json(const question *q) {
   for (size_t i = 0; i < q->len; i++) {
     const kvrelay_answer *a = &q->answers[i];
     kvrelay_pool_view v;
-    char text[512], name[KVRELAY_POOL_NAME_CAP];
-    if (kvrelay_consumer_pool_get(&q->s->consumer, a->pool, session_now(q->s), &v) != KVRELAY_OK)
-      continue;
-    kvrelay_pool_id_format(&v.descriptor->producer.pool_id, name);
-    bool known = a->state == KVRELAY_ANSWER_KNOWN;
-    json_t *answer = json_pack("{s:s, s:s, s:s, s:o}", "pool", name, "endpoint",
-                               endpoint_name(&v.descriptor->serving_endpoint, text), "state",
-                               known                                ? "known"
-                               : a->state == KVRELAY_ANSWER_UNKNOWN ? "unknown"
-                                                                    : "unsupported",
-                               "block_size", json_u64(a->block_size));
-    /* What is not known has no number: nobody may read it as 0. */
-    json_object_set_new(answer, "complete_blocks",
-                        known ? json_u64(a->complete_blocks) : json_null());
-    json_object_set_new(answer, "depth_blocks", known ? json_u64(a->depth_blocks) : json_null());
-    json_object_set_new(answer, "depth_tokens",
-                        known ? json_u64(a->depth_blocks * a->block_size) : json_null());
-    json_object_set_new(answer, "age_ms", known ? json_real((double)a->age_ns / 1e6) : json_null());
-    json_object_set_new(answer, "stale", json_boolean(a->stale));
-    add_serving(answer, &a->serving);
-    json_object_set_new(answer, "answer", json_string(answer_text(a, &v, text)));
-    json_array_append_new(list, answer);
+    if (kvrelay_consumer_pool_get(&q->s->consumer, a->pool, session_now(q->s), &v) == KVRELAY_OK)
+      json_add(list, json_answer(a, &v));
   }
   print_json(json_pack("{s:o, s:o, s:o, s:o}", "target", json_text(text_of(q->s->o->target)),
                        "model", json_text(q->query.model), "tokens", json_u64(q->query.tokens_len),

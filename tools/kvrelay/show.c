@@ -45,8 +45,8 @@ static size_t put_text(char *out, size_t cap, size_t at, kvrelay_text t, bool ke
   return at;
 }
 
-/* The raw text is cut anywhere, but only where `out` is full before: no character takes more than
- * twice the room there that it gets here. */
+/* `raw` is cut anywhere, but only where `out` is full before: no character takes more than twice
+ * the room in `raw` that it gets in `out`. */
 size_t show_vformat(char *out, size_t cap, const char *format, va_list args) {
   char raw[2 * SHOW_FORMAT_MAX];
   vsnprintf(raw, sizeof raw, format, args);
@@ -109,14 +109,20 @@ const char *verdict_text(const kvrelay_verdict *v, char out[128]) {
 
 /* ---- JSON ---- */
 
-void print_json(json_t *object) {
-  if (object == NULL || json_dumpf(object, stdout, JSON_COMPACT) != 0 || putchar('\n') == EOF ||
-      fflush(stdout) != 0) {
+static void must(bool done) {
+  if (!done) {
     fprintf(stderr, "kvrelay: a line of JSON cannot be made or written\n");
     exit(EXIT_SYSTEM);
   }
+}
+
+void print_json(json_t *object) {
+  must(object != NULL && json_dumpf(object, stdout, JSON_COMPACT) == 0 && putchar('\n') != EOF &&
+       fflush(stdout) == 0);
   json_decref(object);
 }
+
+void json_add(json_t *list, json_t *item) { must(json_array_append_new(list, item) == 0); }
 
 json_t *json_text(kvrelay_text t) {
   const size_t cap = 3 * t.len + 1; /* every byte a replacement character */
@@ -144,7 +150,7 @@ json_t *json_hex(uint64_t value) { return json_sprintf("0x%016" PRIx64, value); 
 static json_t *json_registration(const kvrelay_registration *r) {
   json_t *aliases = json_array();
   for (size_t i = 0; i < r->aliases_len; i++)
-    json_array_append_new(aliases, json_text(r->aliases[i]));
+    json_add(aliases, json_text(r->aliases[i]));
   bool lora = r->target.kind == KVRELAY_TARGET_LORA;
   return json_pack("{s:o, s:s, s:o, s:o, s:o}", "id", json_text(r->canonical_model_id), "kind",
                    lora ? "lora" : "base", "base_model", json_text(r->target.base_model), "adapter",
@@ -156,11 +162,10 @@ json_t *json_pool(const kvrelay_pool_view *view) {
   char name[KVRELAY_POOL_NAME_CAP], endpoint[512], verdict[128];
   json_t *models = json_array(), *roles = json_array();
   for (size_t i = 0; i < d->registrations_len; i++)
-    json_array_append_new(models, json_registration(&d->registrations[i]));
+    json_add(models, json_registration(&d->registrations[i]));
   for (size_t i = 0; i < d->pool_roles.len; i++) {
     const char *role = kvrelay_role_name(d->pool_roles.ptr[i]);
-    json_array_append_new(roles,
-                          role != NULL ? json_string(role) : json_integer(d->pool_roles.ptr[i]));
+    json_add(roles, role != NULL ? json_string(role) : json_integer(d->pool_roles.ptr[i]));
   }
   kvrelay_pool_id_format(&d->producer.pool_id, name);
   return json_pack("{s:s, s:s, s:o, s:s, s:o, s:o, s:o, s:o, s:o, s:s}", "pool", name, "endpoint",

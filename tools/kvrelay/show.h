@@ -33,6 +33,9 @@ const char *verdict_text(const kvrelay_verdict *v, char out[128]);
 /* Writes one line of JSON and takes the object.  A line is never lost: one that cannot be made or
  * written ends the program with EXIT_SYSTEM. */
 void print_json(json_t *object);
+/* Adds and takes the item.  No item is lost either: one that cannot be made or added ends likewise.
+ */
+void json_add(json_t *list, json_t *item);
 /* The whole text; a byte that is not UTF-8 becomes U+FFFD. */
 json_t *json_text(kvrelay_text t);
 /* A number; beyond 2^63-1, where the integers of many JSON readers end, its decimal string. */
