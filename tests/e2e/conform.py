@@ -200,7 +200,11 @@ class FalseRelay(grpc.GenericRpcHandler):
         if self.broken == "a heartbeat between the chunks":
             yield heartbeat(5)
         yield first if self.broken == "the second chunk first" else second
+        if self.broken == "a silent stream":
+            return
         yield delta(7, 3, 1) if self.broken == "a gap" else delta(5, 3, 1)
+        if self.broken == "silence behind a delta":
+            return
         yield heartbeat(5 if self.broken == "a heartbeat of yesterday" else 6)
 
 
@@ -232,9 +236,9 @@ BREAKS = {
 }
 
 
-def judged(relay, *arguments):
+def judged(relay, *arguments, timeout_s=3):
     """Exit code, what stands behind each id, why, and what was said beside it."""
-    code, out, err = kvrelay("conform", relay.address, "--json", "--timeout", "3", *arguments)
+    code, out, err = kvrelay("conform", relay.address, "--json", "--timeout", str(timeout_s), *arguments)
     lines = [json.loads(line) for line in out.splitlines()]
     return code, {line["id"]: line["verdict"] for line in lines}, {line["id"]: line.get("why", "") for line in lines}, err
 
@@ -250,6 +254,21 @@ def broken_relays():
         good = good and skipped == ({"I8"} if name == "an entry without members" else set())
         title = f"a relay that breaks a rule, {name}: told by {' '.join(sorted(noticed))}" if name else "a relay that keeps the contract passes"
         check(title, good, (code, verdicts, why, err))
+
+
+def missing_heartbeats():
+    cases = [("a silent stream", "not applicable", "snapshot"), ("silence behind a delta", "passed", "delta")]
+    relays = [FalseRelay(name) for name, _, _ in cases]
+    with futures.ThreadPoolExecutor(len(relays)) as together:  # each takes its whole time
+        short = list(together.map(judged, relays))
+        long = list(together.map(lambda relay: judged(relay, timeout_s=15), relays))
+    for relay, (name, early, last), one, other in zip(relays, cases, short, long):
+        relay.server.stop(None)
+        code, verdicts, _, _ = one
+        check(f"{name}, no longer than until a heartbeat is due: no failure", code == 0 and verdicts["H1"] == early, one)
+        code, verdicts, why, _ = other
+        failed = {one for one, verdict in verdicts.items() if verdict == "failed"}
+        check(f"{name}, longer than that: H1 tells", code == 1 and failed == {"H1"} and f"{last} came nothing" in why["H1"], other)
 
 
 def bad_catalogs():
@@ -329,6 +348,7 @@ def main():
     stops()
     our_relay()
     broken_relays()
+    missing_heartbeats()
     bad_catalogs()
     two_catalogs()
     greatest_numbers()

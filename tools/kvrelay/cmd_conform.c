@@ -10,11 +10,14 @@
 
 static const char *const verdict_names[] = {"passed", "failed", "not applicable"};
 
+/* Passed, failed or not applicable: the other two verdicts are steps on the way. */
 static int judge(const scenario *s, const options *o, char why[TRIAL_WHY_CAP]) {
   int verdict = TRIAL_AGAIN;
   for (int i = 0; i < TRIES && verdict == TRIAL_AGAIN; i++)
     verdict = trial_run(s, o, why);
-  return verdict == TRIAL_AGAIN ? TRIAL_FAILED : verdict;
+  if (verdict == TRIAL_SILENT)
+    show_format(why, TRIAL_WHY_CAP, "nothing came within %g s", o->timeout_s);
+  return verdict == TRIAL_AGAIN || verdict == TRIAL_SILENT ? TRIAL_FAILED : verdict;
 }
 
 /* The first contact decides whether there is anybody to judge. */
