@@ -4,6 +4,9 @@
 
 import json
 import os
+import re
+import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -18,6 +21,7 @@ import kvrelay_pb2 as pb  # noqa: E402
 
 RECORDING = "vllm0.32.0_plain"
 SECRET = "hush-hush"
+MARKER = 0x4B565231
 
 
 def configuration():
@@ -49,16 +53,20 @@ def catalog(daemon):
     return sorted(name for name in ("prod", "test") if f"{name}/backend" in out) if code == 0 else (code, err)
 
 
+def readiness(channel):
+    """The sorted models of each update."""
+    call = channel.unary_stream(
+        "/dynamo.kvrelay.v1.KvEventRelay/SubscribeServingReadiness",
+        request_serializer=lambda m: m.SerializeToString(),
+        response_deserializer=pb.ServingReadinessUpdate.FromString,
+    )
+    for update in call(pb.SubscribeServingReadinessRequest(subscriber_id="a", contract_marker=MARKER), timeout=60):
+        yield sorted(entry.canonical_model_id for entry in update.entries)
+
+
 def models(daemon):
-    """Of the readiness plane."""
     with grpc.insecure_channel(daemon.address) as channel:
-        call = channel.unary_stream(
-            "/dynamo.kvrelay.v1.KvEventRelay/SubscribeServingReadiness",
-            request_serializer=lambda m: m.SerializeToString(),
-            response_deserializer=pb.ServingReadinessUpdate.FromString,
-        )
-        update = next(iter(call(pb.SubscribeServingReadinessRequest(subscriber_id="a", contract_marker=0x4B565231), timeout=20)))
-        return sorted(entry.canonical_model_id for entry in update.entries)
+        return next(readiness(channel))
 
 
 def turns(daemon, wanted, timeout_s=10):
@@ -100,6 +108,66 @@ def followed():
         check("I9: with the blocks it had", depth(daemon, "llama"))
 
 
+def at_once():
+    """Readers hear of a change in the turn that finds it, not when the next timer wakes the loop."""
+    file = Sources(sources("test"))
+    delays = []
+    with Daemon(configuration(), "--sources-file", file.path) as daemon, grpc.insecure_channel(daemon.address) as channel:
+        updates = readiness(channel)
+        next(updates)
+        for i in range(6):
+            wanted, name = [(["llama", "other"], "prod"), (["other"], "none")][i % 2]
+            file.write(sources("test", name, *(f"none-{k}" for k in range(i))))
+            daemon.wait_for(rf"event=sources_file .*namespaces={i + 2} ")
+            told = time.monotonic()
+            while next(updates) != wanted:
+                pass
+            delays.append(time.monotonic() - told)
+    check("readers hear of a change at once", sorted(delays)[len(delays) // 2] < 0.4, delays)
+
+
+def cpu_s(daemon):
+    """Processor time it has used."""
+    with open(f"/proc/{daemon.process.pid}/stat", encoding="ascii") as file:
+        fields = file.read().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def frame(kind, flags, stream, payload):
+    return len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + payload
+
+
+def unread_call(address):
+    """A connection with a call whose answer has no room on the way, so that it lasts until the grace time is over."""
+    path = b"/dynamo.kvrelay.v1.KvEventRelay/SubscribeServingReadiness"
+    request = pb.SubscribeServingReadinessRequest(subscriber_id="a", contract_marker=MARKER).SerializeToString()
+    headers = b"\x83\x86\x04" + bytes([len(path)]) + path  # POST, http
+    headers += b"\x0f\x10\x10application/grpc" + b"\x00\x02te\x08trailers"
+    no_window = b"\x00\x04" + bytes(4)
+    host, port = address.rsplit(":", 1)
+    peer = socket.create_connection((host, int(port)), timeout=5)
+    peer.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, 0, no_window) + frame(1, 4, 1, headers))
+    peer.sendall(frame(0, 1, 1, b"\0" + len(request).to_bytes(4, "big") + request))
+    return peer
+
+
+def while_stopping():
+    file = Sources(sources("test"))
+    with Daemon(configuration(), "--sources-file", file.path) as daemon, unread_call(daemon.address):
+        time.sleep(0.3)
+        daemon.process.send_signal(signal.SIGTERM)
+        daemon.wait_for("event=stopping")
+        begun, used = time.monotonic(), cpu_s(daemon)
+        file.write(sources("test", "prod"))
+        time.sleep(1.5)
+        check("a call that is not read holds the stop up", daemon.alive())
+        used = cpu_s(daemon) - used if daemon.alive() else 0
+        check("and the stop waits without turning", used < 0.3, used)
+        check("a stop of two seconds at most", daemon.process.wait(10) == 0 and time.monotonic() - begun < 5)
+        lines = [line for line in daemon.lines if re.search("pool_selected|pool_not_published", line)]
+        check("a daemon that stops follows the file no more", not lines, lines)
+
+
 def at_start():
     with tempfile.TemporaryDirectory(prefix="kvrelayd-") as folder:
         path = os.path.join(folder, "kvrelayd.yaml")
@@ -115,6 +183,7 @@ def at_start():
                 [os.path.join(BIN, "kvrelayd"), "--check", path, "--sources-file", file],
                 capture_output=True, text=True, timeout=60, check=False, env=environment,
             )
+            check("what is not right is not called fine", (": fine" in done.stdout) == (done.returncode == 0), done.returncode)
             return done.returncode
 
         plain, bound = Sources(sources("prod")), Sources(sources("prod", connectionRevision="c1"))
@@ -126,5 +195,7 @@ def at_start():
 
 
 followed()
+at_once()
+while_stopping()
 at_start()
 finish()

@@ -94,14 +94,14 @@ static int check(const char *path, const char *sources) {
   serve s;
   code = serve_reserve(&s, p);
   if (code == 0) {
+    code = open_scope(&selected, sources);
+    scope_close(&selected);
+  }
+  if (code == 0) {
     plan_print(p, stdout);
     printf("memory at worst %zu bytes\n%s: fine\n", s.worst_case_bytes, path);
   }
   serve_close(&s);
-  if (code == 0)
-    code = open_scope(&selected, sources);
-  if (code == 0)
-    scope_close(&selected);
   plan_free(p);
   config_free(c);
   return code;
@@ -126,7 +126,8 @@ static int open_listener(daemon_ *d, const char *bind) {
 
 /* The earliest of all deadlines becomes the loop's timer. */
 static void arm_deadline(daemon_ *d, uint64_t now_ns) {
-  uint64_t at = serve_deadline_ns(&d->serve), file = scope_deadline_ns(&d->scope);
+  uint64_t at = serve_deadline_ns(&d->serve);
+  const uint64_t file = d->stops == 0 ? scope_deadline_ns(&d->scope) : KVRELAY_TIME_NONE;
   at = file < at ? file : at;
   if (at == KVRELAY_TIME_NONE) {
     event_del(d->deadline);
@@ -148,10 +149,11 @@ static int run(daemon_ *d) {
       if (d->grpc != NULL)
         d->grpc->stop(d->grpc, SHUTDOWN_GRACE_NS);
     }
-    kvrelay_relay_service_poll(d->service, now);
     serve_poll(&d->serve, now);
-    if (scope_poll(&d->scope, now))
+    if (!stopping && scope_poll(&d->scope, now))
       serve_scope_changed(&d->serve, now);
+    /* Wakes the calls to which any of that has something to say. */
+    kvrelay_relay_service_poll(d->service, now);
     arm_deadline(d, now);
     if (d->grpc == NULL) {
       if (stopping)

@@ -86,16 +86,33 @@ static int declare_ranks(served_pool *pool) {
   return err;
 }
 
-/* Puts a pool whose producer is built where readers find it, when it is within the scope. */
+static bool selected(const served_pool *pool) {
+  return scope_has(pool->serve->scope, pool->plan->descriptor.serving_endpoint.namespace_);
+}
+
+static void withdraw(served_pool *pool, uint64_t now_ns) {
+  if (pool->pool != NULL)
+    kvrelay_relay_pool_remove(&pool->serve->relay, pool->pool, now_ns);
+  pool->pool = NULL;
+}
+
+/* Puts a pool whose producer is built where readers find it, when it is within the scope; after an
+ * error, a log line, they do not. */
 static int enlist(served_pool *pool, uint64_t now_ns) {
   serve *s = pool->serve;
   const kvrelay_descriptor *d = &pool->plan->descriptor;
-  pool->outside = !scope_has(s->scope, d->serving_endpoint.namespace_);
-  if (pool->outside)
+  if (!selected(pool))
     return KVRELAY_OK;
   int err = kvrelay_relay_pool_add(&s->relay, d, &pool->producer, pool->pool_mem,
                                    kvrelay_relay_pool_mem_size(&s->relay, d), now_ns, &pool->pool);
-  return err == KVRELAY_OK ? declare_ranks(pool) : err;
+  if (err == KVRELAY_OK)
+    err = declare_ranks(pool);
+  if (err == KVRELAY_OK)
+    return err;
+  withdraw(pool, now_ns);
+  log_event(LOG_ERROR, "pool_not_published", "pool=%s error=\"%s\"", pool->name,
+            kvrelay_strerror(err));
+  return err;
 }
 
 static int publish(served_pool *pool, uint64_t now_ns) {
@@ -105,11 +122,21 @@ static int publish(served_pool *pool, uint64_t now_ns) {
   int err =
       ckf_producer_init(&pool->producer, &cfg, pool->producer_mem, ckf_producer_mem_size(&cfg));
   if (err == CKF_OK)
-    err = enlist(pool, now_ns);
-  if (err != KVRELAY_OK)
-    log_event(LOG_ERROR, "pool_not_published", "pool=%s error=\"%s\"", pool->name,
-              err <= -200 ? ckf_strerror(err) : kvrelay_strerror(err));
+    return enlist(pool, now_ns);
+  log_event(LOG_ERROR, "pool_not_published", "pool=%s error=\"%s\"", pool->name, ckf_strerror(err));
   return err;
+}
+
+static int start_feeds(served_pool *pool, uint64_t now_ns) {
+  for (unsigned i = 0; i < pool->feeds_count; i++) {
+    const int err = feed_start(&pool->feeds[i], now_ns);
+    if (err == KVRELAY_OK)
+      continue;
+    log_event(LOG_ERROR, "source_not_started", "source=%s error=\"%s\"", pool->feeds[i].name,
+              kvrelay_strerror(err));
+    return err;
+  }
+  return KVRELAY_OK;
 }
 
 static unsigned sockets_of(const config_worker *w) {
@@ -163,23 +190,14 @@ static int reserve_pool(serve *s, served_pool *pool, const plan_pool *p) {
 }
 
 static int open_pool(served_pool *pool, uint64_t now_ns) {
-  if (publish(pool, now_ns) != KVRELAY_OK)
-    return 70;
-  for (unsigned i = 0; i < pool->feeds_count; i++)
-    if (feed_start(&pool->feeds[i], now_ns) != KVRELAY_OK)
-      return 70;
-  return 0;
+  return publish(pool, now_ns) == KVRELAY_OK && start_feeds(pool, now_ns) == KVRELAY_OK ? 0 : 70;
 }
 
 void serve_pool_fence(served_pool *pool, uint64_t now_ns) {
   log_event(LOG_ERROR, "producer_fenced", "pool=%s note=\"starts again, empty\"", pool->name);
-  if (pool->pool != NULL)
-    kvrelay_relay_pool_remove(&pool->serve->relay, pool->pool, now_ns);
-  pool->pool = NULL;
-  if (publish(pool, now_ns) != KVRELAY_OK)
-    return;
-  for (unsigned i = 0; i < pool->feeds_count; i++)
-    (void)!feed_start(&pool->feeds[i], now_ns);
+  withdraw(pool, now_ns);
+  if (publish(pool, now_ns) == KVRELAY_OK)
+    (void)start_feeds(pool, now_ns);
 }
 
 void serve_pool_changed(served_pool *pool, uint64_t now_ns) {
@@ -191,17 +209,12 @@ void serve_pool_changed(served_pool *pool, uint64_t now_ns) {
 void serve_scope_changed(serve *s, uint64_t now_ns) {
   for (unsigned i = 0; i < s->pools_count; i++) {
     served_pool *pool = &s->pools[i];
-    const bool inside = scope_has(s->scope, pool->plan->descriptor.serving_endpoint.namespace_);
-    if (inside != pool->outside)
+    if (selected(pool) == (pool->pool != NULL))
       continue;
-    log_event(LOG_INFO, inside ? "pool_selected" : "pool_left_out", "pool=%s", pool->name);
-    if (pool->pool != NULL)
-      kvrelay_relay_pool_remove(&s->relay, pool->pool, now_ns);
-    pool->pool = NULL;
-    int err = enlist(pool, now_ns);
-    if (err != KVRELAY_OK)
-      log_event(LOG_ERROR, "pool_not_published", "pool=%s error=\"%s\"", pool->name,
-                kvrelay_strerror(err));
+    log_event(LOG_INFO, pool->pool == NULL ? "pool_selected" : "pool_left_out", "pool=%s",
+              pool->name);
+    withdraw(pool, now_ns);
+    (void)enlist(pool, now_ns); /* tried again when the scope changes again */
   }
   s->topology.told = false;
   topology_poll(&s->topology, s, now_ns);
@@ -232,7 +245,7 @@ void serve_poll(serve *s, uint64_t now_ns) {
 
 uint64_t serve_deadline_ns(const serve *s) {
   const uint64_t relay_ns = kvrelay_relay_deadline_ns(&s->relay);
-  if (s->stirred != NULL)
+  if (s->stirred != NULL || s->fenced_seen != kvrelay_relay_stats_get(&s->relay).producers_fenced)
     return 0;
   return s->look_ns < relay_ns ? s->look_ns : relay_ns;
 }

@@ -16,8 +16,7 @@ typedef struct served_pool {
   struct serve *serve;
   ckf_producer producer;
   void *producer_mem;
-  kvrelay_pool *pool; /* NULL while it is not published */
-  bool outside;       /* of the scope: the state is kept, and nobody hears of it */
+  kvrelay_pool *pool; /* NULL while it is not published; its state goes on all the same */
   void *pool_mem;
   void *ranks_mem;
   size_t ranks_len;
@@ -56,10 +55,12 @@ int serve_open(serve *s, const scope *within);
 int serve_connect(serve *s, struct event_base *base);
 /* After the transports are closed. */
 void serve_close(serve *s);
-/* The scope is another: what left it is withdrawn, with its blocks kept for when it comes back. */
+/* The scope is another: what left it is withdrawn, with its blocks kept for when it comes back;
+ * what is in it and could not be published before is tried again. */
 void serve_scope_changed(serve *s, uint64_t now_ns);
 /* After each turn of the loop: producers that a timer or an admission found broken start again,
- * and feeds to which something happened, or whose time has come, are looked at. */
+ * and feeds to which something happened, or whose time has come, are looked at.  The relay's calls
+ * are woken behind it. */
 void serve_poll(serve *s, uint64_t now_ns);
 /* When serve_poll is due at the latest, KVRELAY_TIME_NONE: not by itself. */
 uint64_t serve_deadline_ns(const serve *s);
