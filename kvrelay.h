@@ -503,6 +503,8 @@ KVRELAY_API const char *kvrelay_role_name(int32_t role);
 KVRELAY_API const char *kvrelay_method_path(int32_t method);
 /* Method of a path; KVRELAY_METHOD_NONE when it is none of ours. */
 KVRELAY_API int32_t kvrelay_method_from_path(const uint8_t *path, size_t len);
+/* False for a method that a relay answers with UNIMPLEMENTED, whatever its request says. */
+KVRELAY_API bool kvrelay_method_offered(int32_t method);
 
 static inline bool kvrelay_text_equal(kvrelay_text a, kvrelay_text b) {
   return a.len == b.len && (a.len == 0 || KVRELAY_MEMCMP(a.ptr, b.ptr, a.len) == 0);
@@ -537,6 +539,9 @@ KVRELAY_API KVRELAY_MUST_USE int kvrelay_dc_id(kvrelay_text name, uint64_t *out)
 /* Every name is like this: not empty, UTF-8, no White_Space at either end. */
 KVRELAY_API bool kvrelay_text_valid(kvrelay_text text);
 KVRELAY_API bool kvrelay_utf8_valid(const uint8_t *ptr, size_t len);
+/* The character at ptr[0 .. len), len > 0; its bytes, or 0 when these are not UTF-8: then `code` is
+ * unchanged, and one byte may be taken for an unreadable character. */
+KVRELAY_API size_t kvrelay_utf8_next(const uint8_t *ptr, size_t len, uint32_t *code);
 /* 1 .. 128 bytes, UTF-8, no control character. */
 KVRELAY_API bool kvrelay_subscriber_id_valid(kvrelay_text id);
 
@@ -1191,11 +1196,12 @@ KVRELAY_API ptrdiff_t kvrelay_consumer_query(const kvrelay_consumer *c, const kv
  * The same over the pools of many relays, each with a consumer of its own: one list, best first, of
  * equal ones those of earlier consumers first.  The prompt is hashed once for pools alike, whatever
  * relay they are of.  `outcomes` (NULL, or consumers_len of them) says what each consumer
- * contributed: KVRELAY_OK, or the three errors below; KVRELAY_ERR_STATE there means that its relay
- * may hold the prompt, too.  Returns the number of answers (also beyond cap), or, when there is
- * none, KVRELAY_ERR_STATE (a relay without catalog might know the name), KVRELAY_ERR_NOT_FOUND (no
- * relay knows it), KVRELAY_ERR_MALFORMED (the name is ambiguous within one relay or between two: no
- * relay's meaning goes before another's), KVRELAY_ERR_NOSPACE and KVRELAY_ERR_ARG as above.
+ * contributes, or would when the whole fails: KVRELAY_OK, or the first three errors below;
+ * KVRELAY_ERR_STATE there means that its relay may hold the prompt, too.  Returns the number of
+ * answers (also beyond cap), or, when there is none, KVRELAY_ERR_STATE (a relay without catalog
+ * might know the name), KVRELAY_ERR_NOT_FOUND (no relay knows it), KVRELAY_ERR_MALFORMED (the name
+ * is ambiguous within one relay or between two: no relay's meaning goes before another's),
+ * KVRELAY_ERR_NOSPACE and KVRELAY_ERR_ARG as above.
  */
 KVRELAY_API ptrdiff_t kvrelay_consumers_query(const kvrelay_consumer *const *consumers,
                                               size_t consumers_len, const kvrelay_query *q,
@@ -1525,9 +1531,9 @@ KVRELAY_API KVRELAY_MUST_USE int kvrelay_source_init_abi(kvrelay_source *s, size
 #define kvrelay_source_init(S, CFG, STATE, MEM, MEM_LEN, NOW_NS)                                   \
   kvrelay_source_init_abi((S), sizeof(kvrelay_source), (CFG), (STATE), (MEM), (MEM_LEN), (NOW_NS))
 /*
- * A live batch arrived; `payload` NULL: it was too large to be taken.  The payload
- * stays until kvrelay_source_next is done; what waits longer is copied.  KVRELAY_ERR_STATE: batches
- * that are due have not been taken yet; nothing changed.
+ * A live batch arrived; `payload` NULL: it was too large to be taken.  The payload stays until
+ * kvrelay_source_next is done; what waits longer is copied.  KVRELAY_ERR_STATE: batches that are
+ * due have not been taken yet; nothing changed.
  */
 KVRELAY_API KVRELAY_MUST_USE int kvrelay_source_live(kvrelay_source *s, uint64_t sequence,
                                                      const uint8_t *payload, size_t len,
@@ -1570,8 +1576,8 @@ KVRELAY_API void kvrelay_source_count(kvrelay_source *s, int count, uint64_t n);
 /* False = partial: blocks of this rank may exist that the relay does not know; also for a foreign
  * rank. */
 KVRELAY_API bool kvrelay_source_complete(const kvrelay_source *s, uint32_t rank);
-/* Engine hashes with more than one physical copy; a scan of all mappings.  Many of
- * them on an engine that announces reused blocks again call for `deduplicated`. */
+/* Engine hashes with more than one physical copy; a scan of all mappings.  Many of them on an
+ * engine that announces reused blocks again call for `deduplicated`. */
 KVRELAY_API uint64_t kvrelay_source_copied(const kvrelay_source *s);
 /* Forgets everything this source brought, all ranks that it named (source removed, disconnected too
  * long). */
@@ -2213,6 +2219,10 @@ KVRELAY_API const char *kvrelay_method_path(int32_t method) {
              : NULL;
 }
 
+KVRELAY_API bool kvrelay_method_offered(int32_t method) {
+  return method > KVRELAY_METHOD_NONE && method < KVRELAY_METHODS_;
+}
+
 KVRELAY_API int32_t kvrelay_method_from_path(const uint8_t *path, size_t len) {
   for (int32_t method = KVRELAY_METHOD_GET_RELAY_INFO;
        method <= KVRELAY_METHOD_SUBSCRIBE_SERVING_LOAD; method++)
@@ -2223,8 +2233,7 @@ KVRELAY_API int32_t kvrelay_method_from_path(const uint8_t *path, size_t len) {
 
 /* ---- texts: strict UTF-8, the White_Space property, control characters ---- */
 
-/* One character at ptr[0 .. len); its length in bytes, 0 when these bytes are not UTF-8. */
-static size_t kvrelay_utf8_next_(const uint8_t *ptr, size_t len, uint32_t *code) {
+KVRELAY_API size_t kvrelay_utf8_next(const uint8_t *ptr, size_t len, uint32_t *code) {
   uint8_t c = ptr[0];
   size_t n = c < 0x80                ? 1
              : c >= 0xC2 && c < 0xE0 ? 2
@@ -2250,7 +2259,7 @@ static size_t kvrelay_utf8_next_(const uint8_t *ptr, size_t len, uint32_t *code)
 KVRELAY_API bool kvrelay_utf8_valid(const uint8_t *ptr, size_t len) {
   uint32_t code;
   for (size_t i = 0, n; i < len; i += n) {
-    n = kvrelay_utf8_next_(ptr + i, len - i, &code);
+    n = kvrelay_utf8_next(ptr + i, len - i, &code);
     if (n == 0)
       return false;
   }
@@ -2269,7 +2278,7 @@ KVRELAY_API bool kvrelay_text_valid(kvrelay_text text) {
   if (text.len == 0)
     return false;
   for (size_t i = 0, n; i < text.len; i += n) {
-    n = kvrelay_utf8_next_(text.ptr + i, text.len - i, &code);
+    n = kvrelay_utf8_next(text.ptr + i, text.len - i, &code);
     if (n == 0 || (first && kvrelay_white_space_(code)))
       return false;
     first = false;
@@ -2282,7 +2291,7 @@ KVRELAY_API bool kvrelay_subscriber_id_valid(kvrelay_text id) {
   if (id.len == 0 || id.len > KVRELAY_SUBSCRIBER_ID_MAX)
     return false;
   for (size_t i = 0, n; i < id.len; i += n) {
-    n = kvrelay_utf8_next_(id.ptr + i, id.len - i, &code);
+    n = kvrelay_utf8_next(id.ptr + i, id.len - i, &code);
     if (n == 0 || code < 0x20 || (code >= 0x7F && code <= 0x9F))
       return false;
   }
@@ -3150,9 +3159,8 @@ int kvrelay_raw_preface_get(const uint8_t *bytes, size_t len, bool from_client,
 
 #define KVRELAY_NIL_ UINT32_MAX
 #define KVRELAY_MS_ 1000000u /* in nanoseconds */
-#define KVRELAY_FRAME_COST_                                                                        \
-  256 /* what a queued frame counts beside its payload                                             \
-       */
+/* what a queued frame counts beside its payload */
+#define KVRELAY_FRAME_COST_ 256
 
 enum {
   KVRELAY_PHASE_FREE_ = 0,
@@ -3499,7 +3507,7 @@ static uint32_t kvrelay_pool_search_(const kvrelay_relay *r, const kvrelay_pool_
 }
 
 /* The link to the pool with this endpoint; there is none when it is NULL, and one may go there. The
- * hash starts with a random number, so that nobody chooses names that end in one chain. */
+ * hash differs from relay to relay, and no chain is longer than max_pools. */
 static kvrelay_pool **kvrelay_endpoint_link_(const kvrelay_relay *r, const kvrelay_endpoint *e) {
   uint64_t hash = r->cfg_.identity.relay_incarnation;
   hash = hashfmt_hash64(e->namespace_.ptr, e->namespace_.len, hash);
@@ -3536,7 +3544,7 @@ static bool kvrelay_name_valid_(kvrelay_text t) {
   if (t.len > KVRELAY_TEXT_MAX || !kvrelay_text_valid(t))
     return false;
   for (size_t i = 0, n; i < t.len; i += n) {
-    n = kvrelay_utf8_next_(t.ptr + i, t.len - i, &code);
+    n = kvrelay_utf8_next(t.ptr + i, t.len - i, &code);
     if (n == 0 || code < 0x20 || (code >= 0x7F && code <= 0x9F))
       return false;
   }
@@ -4485,6 +4493,11 @@ static void kvrelay_end_status_(const kvrelay_call_ *s, kvrelay_status *status);
 KVRELAY_API int kvrelay_relay_call_open(kvrelay_relay *relay, const kvrelay_request *request,
                                         uint64_t now_ns, uint64_t *call, kvrelay_status *status) {
   int err;
+  if (!kvrelay_method_offered(request->method)) {
+    kvrelay_status_set_(status, KVRELAY_REASON_NONE, "this relay does not offer the method");
+    status->grpc = KVRELAY_GRPC_UNIMPLEMENTED;
+    return KVRELAY_ERR_REFUSED;
+  }
   if (request->contract_marker != KVRELAY_CONTRACT_MARKER) {
     err = kvrelay_refuse_(relay, status, KVRELAY_REASON_CONTRACT_MISMATCH,
                           "contract_marker is not the one of dynamo.kvrelay.v1: ");
@@ -4497,11 +4510,6 @@ KVRELAY_API int kvrelay_relay_call_open(kvrelay_relay *relay, const kvrelay_requ
                                    relay->cfg_.max_info_calls);
     kvrelay_call_new_(relay, request->method, KVRELAY_PHASE_ANSWER_, call)->admitted_ = true;
     return KVRELAY_OK;
-  }
-  if (request->method <= KVRELAY_METHOD_NONE || request->method >= KVRELAY_METHODS_) {
-    kvrelay_status_set_(status, KVRELAY_REASON_NONE, "this relay does not offer the method");
-    status->grpc = KVRELAY_GRPC_UNIMPLEMENTED;
-    return KVRELAY_ERR_REFUSED;
   }
   if (!kvrelay_subscriber_id_valid(request->subscriber_id))
     return kvrelay_refuse_(relay, status, KVRELAY_REASON_INVALID_REQUEST,

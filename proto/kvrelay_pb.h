@@ -31,9 +31,8 @@ extern "C" {
 /* Bounds of a reader, besides those of kvrelay.h (KVRELAY_TEXT_MAX, _ALIASES_MAX, _PARTS_MAX,
  * _ROLES_MAX).  Beyond them decoding ends with KVRELAY_ERR_LIMIT; nothing is cut silently. */
 #define KVRELAY_PB_MESSAGE_MAX 8388608u /* bytes; kept by whoever receives, not here */
-#define KVRELAY_PB_ENTRIES_MAX                                                                     \
-  65536u /* pools of a catalog, pools or models of a load window, entries of a readiness message   \
-          */
+/* pools of a catalog, pools or models of a load window, entries of a readiness message */
+#define KVRELAY_PB_ENTRIES_MAX 65536u
 
 /* Memory for the lists of a decoded message.  The caller sets all three; `used` = 0 takes
  * everything back. */
@@ -43,7 +42,9 @@ typedef struct kvrelay_pb_arena {
   size_t used; /* bytes */
 } kvrelay_pb_arena;
 
-/* ---- the load of serving, which no relay of ours sends yet ---- */
+/* ---- the load of serving ---- */
+/* For readers of relays that send it: later ones of the contract.  Those of kvrelay.h do not; they
+ * would need what the frontends count. */
 
 /* A number that may be absent, which is not 0. */
 typedef struct kvrelay_pb_optional {

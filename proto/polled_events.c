@@ -4,9 +4,6 @@
 #include <string.h>
 #include <yajl/yajl_parse.h>
 
-/* More than any gap of a stream: what comes behind it is another process's. */
-#define ANOTHER_PROCESS (UINT64_C(1) << 33)
-
 /* The value that is open, by its place in an answer. */
 enum place {
   PLACE_TOP = 0,
@@ -80,6 +77,7 @@ typedef struct reading {
   uint64_t orphans;    /* blocks behind that */
   uint32_t block_seen; /* members of the block that is open */
   size_t block_tokens; /* of it */
+  size_t block_start;  /* tokens of the event before it */
   uint64_t block_hash;
   kvrelay_engine_event ev;
 } reading;
@@ -334,7 +332,7 @@ static void end_block(answer *a) {
   }
   if (!named) { /* what follows hangs on something that nobody can name */
     r->broken = true;
-    ev->tokens_len -= r->cut ? 0 : r->block_tokens;
+    ev->tokens_len = r->block_start;
     while (ev->mm_objects_len != 0 &&
            a->p->mm_objects_[ev->mm_objects_len - 1].block == ev->externals_len)
       ev->mm_objects_len--;
@@ -494,6 +492,7 @@ static int begin(answer *a, bool list) {
   if (place == PLACE_BLOCK) {
     a->r.block_seen = 0;
     a->r.block_tokens = 0;
+    a->r.block_start = a->r.ev.tokens_len;
   }
   if (place == PLACE_TOKEN || place == PLACE_MM_KEY)
     a->r.block_seen &= ~(bit(KEY_TOKEN_ID) | bit(KEY_MM_HASH));

@@ -66,7 +66,7 @@ static int service_open(kvrelay_service *self, kvrelay_call *call, const uint8_t
   (void)now_ns;
   kvrelay_relay_service *s = (kvrelay_relay_service *)self;
   const int32_t method = kvrelay_method_from_path(path, path_len);
-  if (method == KVRELAY_METHOD_NONE || method == KVRELAY_METHOD_SUBSCRIBE_SERVING_LOAD) {
+  if (!kvrelay_method_offered(method)) {
     s->stats.unknown_methods++;
     return refuse(status, KVRELAY_GRPC_UNIMPLEMENTED, "unknown method");
   }

@@ -90,7 +90,7 @@ struct kvrelay_service {
                  uint64_t now_ns, kvrelay_status *status);
   /* The client sent its last message.  As `message`. */
   int (*half_close)(kvrelay_service *self, void *handle, uint64_t now_ns, kvrelay_status *status);
-  /* True once response headers may go out although no message is there yet (grpc S25). */
+  /* True once response headers may go out although no message is there yet. */
   bool (*admitted)(kvrelay_service *self, void *handle);
   /* enum kvrelay_pull; with END `status` is filled. */
   int (*pull)(kvrelay_service *self, void *handle, uint64_t now_ns, kvrelay_parts *parts,

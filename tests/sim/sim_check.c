@@ -44,8 +44,7 @@ static bool end_is_right(const sim_relay *relay, const sim_link *l, const kvrela
 }
 
 /* The prompt's leading blocks in these words: what the naive walk finds where nothing is held
- * behind its end.  Where something is, the search may take its jumps over the hole (ckf.md, section
- * 12). */
+ * behind its end.  Where something is, the search may jump over the hole (ckf.h, ckf_search). */
 static uint32_t scan(sim *s, const kvrelay_pool_view *view, const uint64_t *keys) {
   const kvrelay_ckf_format *const f = &view->descriptor->producer.ckf_format;
   const ckf_format format = {f->seed, f->bucket_count};

@@ -294,7 +294,7 @@ Test(pb, W12_load_windows_come_back) {
   cr_assert(first.window_sequence == 0 && first.pools_len == 0);
 }
 
-Test(pb, serving_load_tells_zero_from_absent) {
+Test(pb, W13_serving_load_tells_zero_from_absent) {
   load_samples();
   const kvrelay_pb_serving_load m = golden(samples_len).serving_load;
   cr_assert(m.window_sequence == 3 && m.pools_len == 1 && m.models_len == 1);

@@ -10,14 +10,6 @@
 
 /* ---- texts ---- */
 
-/* Bytes of the character that starts here; 0: none does. */
-static size_t character_len(const uint8_t *p, size_t left) {
-  for (size_t n = 1; n <= 4 && n <= left; n++)
-    if (kvrelay_utf8_valid(p, n))
-      return n;
-  return 0;
-}
-
 static bool is_control(const uint8_t *p) {
   return p[0] < 0x20 || p[0] == 0x7F || (p[0] == 0xC2 && p[1] < 0xA0);
 }
@@ -27,7 +19,8 @@ static size_t put_text(char *out, size_t cap, size_t at, kvrelay_text t, bool ke
   static const uint8_t replacement[] = {0xEF, 0xBF, 0xBD}, masked[] = {'?'};
   for (size_t i = 0; i < t.len;) {
     const uint8_t *p = t.ptr + i;
-    size_t n = character_len(p, t.len - i);
+    uint32_t code;
+    size_t n = kvrelay_utf8_next(p, t.len - i, &code);
     i += n != 0 ? n : 1;
     if (n == 0) {
       p = replacement;

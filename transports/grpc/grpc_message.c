@@ -197,14 +197,6 @@ static int hex_value(uint8_t c) {
   return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
 }
 
-/* Length of the character at text[0 .. len), 0 when these bytes are none. */
-static size_t character(const char *text, size_t len) {
-  for (size_t n = 1; n <= 4 && n <= len; n++)
-    if (kvrelay_utf8_valid((const uint8_t *)text, n))
-      return n;
-  return 0;
-}
-
 void kvrelay_grpc_percent_decode(const uint8_t *text, size_t len, char *out, size_t cap) {
   size_t n = 0, i = 0;
   while (i < len && n + 1 < cap) {
@@ -232,7 +224,8 @@ void kvrelay_grpc_percent_decode(const uint8_t *text, size_t len, char *out, siz
     }
   }
   for (i = 0; i < n;) {
-    const size_t whole = character(out + i, n - i);
+    uint32_t code;
+    const size_t whole = kvrelay_utf8_next((const uint8_t *)out + i, n - i, &code);
     if (whole == 0)
       out[i] = '?';
     i += whole != 0 ? whole : 1;
