@@ -172,3 +172,21 @@ Test(kvrelayd_serve, a_fenced_producer_starts_again_in_the_next_turn_at_once) {
   cr_assert_gt(serve_deadline_ns(&w.serve), w.now_ns);
   close_world(&w);
 }
+
+/* So that it may be published when the scope changes again. */
+Test(kvrelayd_serve, a_fenced_producer_that_cannot_be_published_has_its_sources_started) {
+  world w;
+  open_world(&w, "prod");
+  cr_assert_eq(serve_open(&w.serve, &w.scope), 0);
+  serve_poll(&w.serve, serve_now_ns());
+  cr_assert(!w.pool->feeds[0].stirred);
+  const size_t ranks_len = w.pool->ranks_len;
+  w.pool->ranks_len = 0;
+  serve_pool_fence(w.pool, w.now_ns);
+  cr_assert_null(w.pool->pool);
+  cr_assert(w.pool->feeds[0].stirred);
+  w.pool->ranks_len = ranks_len;
+  change_scope(&w, "prod\"},{\"namespace\":\"third");
+  cr_assert_not_null(w.pool->pool);
+  close_world(&w);
+}

@@ -127,16 +127,17 @@ static int publish(served_pool *pool, uint64_t now_ns) {
   return err;
 }
 
-static int start_feeds(served_pool *pool, uint64_t now_ns) {
+/* One that fails does not keep the others from starting. */
+static bool start_feeds(served_pool *pool, uint64_t now_ns) {
+  bool all = true;
   for (unsigned i = 0; i < pool->feeds_count; i++) {
     const int err = feed_start(&pool->feeds[i], now_ns);
-    if (err == KVRELAY_OK)
-      continue;
-    log_event(LOG_ERROR, "source_not_started", "source=%s error=\"%s\"", pool->feeds[i].name,
-              kvrelay_strerror(err));
-    return err;
+    if (err != KVRELAY_OK)
+      log_event(LOG_ERROR, "source_not_started", "source=%s error=\"%s\"", pool->feeds[i].name,
+                kvrelay_strerror(err));
+    all = all && err == KVRELAY_OK;
   }
-  return KVRELAY_OK;
+  return all;
 }
 
 static unsigned sockets_of(const config_worker *w) {
@@ -190,14 +191,14 @@ static int reserve_pool(serve *s, served_pool *pool, const plan_pool *p) {
 }
 
 static int open_pool(served_pool *pool, uint64_t now_ns) {
-  return publish(pool, now_ns) == KVRELAY_OK && start_feeds(pool, now_ns) == KVRELAY_OK ? 0 : 70;
+  return publish(pool, now_ns) == KVRELAY_OK && start_feeds(pool, now_ns) ? 0 : 70;
 }
 
 void serve_pool_fence(served_pool *pool, uint64_t now_ns) {
   log_event(LOG_ERROR, "producer_fenced", "pool=%s note=\"starts again, empty\"", pool->name);
   withdraw(pool, now_ns);
-  if (publish(pool, now_ns) == KVRELAY_OK)
-    (void)start_feeds(pool, now_ns);
+  (void)publish(pool, now_ns);
+  (void)start_feeds(pool, now_ns); /* published or not, they read into the new producer */
 }
 
 void serve_pool_changed(served_pool *pool, uint64_t now_ns) {
