@@ -335,14 +335,19 @@ Test(zmq_sub, survives_restarts_of_the_publisher) {
   }
 }
 
-Test(zmq_sub, waits_for_a_publisher_that_comes_later) {
-  char endpoint[256];
+/* An address of this machine where nobody listens. */
+static void nowhere(char endpoint[256]) {
   void *context = zmq_ctx_new(), *nobody = zmq_socket(context, ZMQ_PUB);
-  size_t len = sizeof endpoint;
+  size_t len = 256;
   cr_assert_eq(zmq_bind(nobody, "tcp://127.0.0.1:*"), 0);
   cr_assert_eq(zmq_getsockopt(nobody, ZMQ_LAST_ENDPOINT, endpoint, &len), 0);
   zmq_close(nobody);
-  zmq_ctx_term(context); /* now nobody listens there */
+  zmq_ctx_term(context);
+}
+
+Test(zmq_sub, waits_for_a_publisher_that_comes_later) {
+  char endpoint[256];
+  nowhere(endpoint);
   b.cfg.endpoint = endpoint;
   subscribe();
   for (int i = 0; i < 5; i++)
@@ -351,6 +356,26 @@ Test(zmq_sub, waits_for_a_publisher_that_comes_later) {
   publisher(endpoint);
   meet();
   cr_assert_eq(b.seen.up, 1);
+}
+
+Test(zmq_sub, tells_a_connection_although_nothing_is_published) {
+  publisher("tcp://127.0.0.1:*");
+  subscribe();
+  WAIT_FOR(b.seen.up == 1);
+  cr_assert_eq(b.seen.messages, 0);
+  zmq_close(b.pub);
+  b.pub = NULL;
+  WAIT_FOR(b.seen.down == 1);
+}
+
+/* More attempts than a queue of libzmq holds by default, and a loop that does not run. */
+Test(zmq_sub, closes_after_thousands_of_attempts_that_nobody_looked_at) {
+  char endpoint[256];
+  nowhere(endpoint);
+  b.cfg.endpoint = endpoint;
+  b.cfg.reconnect_min_ms = b.cfg.reconnect_max_ms = 1;
+  subscribe();
+  usleep(6000000);
 }
 
 static void on_tick(evutil_socket_t fd, short what, void *owner) {

@@ -122,6 +122,9 @@ static void on_readable(evutil_socket_t fd, short what, void *argument) {
   struct timeval at_once = {0, 0};
   (void)fd;
   (void)what;
+  /* libzmq wakes only a reader that has found nothing before: without a first look the monitor
+   * would be silent until a batch arrives. */
+  drain_monitor(sub, now_ns);
   for (; batches < sub->max_batches; batches++) {
     kvrelay_zmq_message message;
     if (!kvrelay_zmq_receive(sub->socket, &message))
@@ -148,7 +151,11 @@ static bool set_options(void *socket, const kvrelay_zmq_sub_config *cfg) {
          zmq_setsockopt(socket, ZMQ_SUBSCRIBE, topic, strlen(topic)) == 0;
 }
 
-/* The monitor stands before the first connection, so that it misses none. */
+/*
+ * The monitor stands before the first connection, so that it misses none.  Its queue has no limit:
+ * a thread of libzmq that waits for room there holds the lock that zmq_socket_monitor takes in
+ * kvrelay_zmq_sub_close, which would then wait for ever.
+ */
 static bool open_monitor(kvrelay_zmq_sub *sub, void *context) {
   const int watched = ZMQ_EVENT_CONNECT_RETRIED | ZMQ_EVENT_HANDSHAKE_SUCCEEDED |
                       ZMQ_EVENT_DISCONNECTED | ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL |
@@ -157,7 +164,8 @@ static bool open_monitor(kvrelay_zmq_sub *sub, void *context) {
   snprintf(where, sizeof where, "inproc://kvrelay-monitor-%p", (void *)sub);
   return zmq_socket_monitor(sub->socket, where, watched) == 0 &&
          (sub->monitor = zmq_socket(context, ZMQ_PAIR)) != NULL &&
-         kvrelay_zmq_set_int(sub->monitor, ZMQ_LINGER, 0) && zmq_connect(sub->monitor, where) == 0;
+         kvrelay_zmq_set_int(sub->monitor, ZMQ_LINGER, 0) &&
+         kvrelay_zmq_set_int(sub->monitor, ZMQ_RCVHWM, 0) && zmq_connect(sub->monitor, where) == 0;
 }
 
 static int open_endpoint(kvrelay_zmq_sub *sub, const kvrelay_zmq_sub_config *cfg) {
