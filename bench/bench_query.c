@@ -208,6 +208,11 @@ int main(int argc, char **argv) {
     const size_t blocks = bench_number(argv[2], most, usage);
     const size_t len = argc > 3 ? bench_number(argv[3], most, usage) : 512;
     const size_t prompts = argc > 4 ? bench_number(argv[4], most, usage) : 512;
+    if (blocks / 2 / len < prompts) {
+      fprintf(stderr, "%s: a lane holds all prompts, some twice: BLOCKS must be at least %zu\n",
+              argv[0], 2 * len * prompts);
+      return 64;
+    }
     bench_start();
     run(lanes, blocks, len, prompts);
     return 0;
