@@ -5,11 +5,12 @@
 import json
 import os
 import socket
+import subprocess
 import sys
 import threading
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from support.daemon import Daemon, check, finish, kvrelay, pool_yaml  # noqa: E402
+from support.daemon import BIN, Daemon, check, finish, kvrelay, pool_yaml  # noqa: E402
 from support.reading import prompt, recording, trace_path  # noqa: E402
 
 # Recordings whose expectation needs no replay and no group without a kind.
@@ -56,6 +57,13 @@ def answers(daemon):
     check("info shows the relay", code == 0 and "contract" in out and not err, (code, out, err))
     code, out, _ = kvrelay("info", at, "--json")
     check("info --json", code == 0 and json.loads(out)["protocol_version"] == 1, out)
+    digits = out.rpartition(":")[2].rstrip("}\n").replace(".", "").lstrip("0")
+    check("JSON: at most 15 digits of a number with a point", len(digits) <= 15, out)
+    for command in (["info"], ["info", "--json"], ["catalog"], ["query", "--model", "chat", "--token-ids", "100-195"], ["watch"], ["--help"], ["--version"]):
+        with open("/dev/full", "w") as full:
+            arguments = command if command[0].startswith("--") else [command[0], at, *command[1:]]
+            done = subprocess.run([os.path.join(BIN, "kvrelay"), *arguments], stdout=full, stderr=subprocess.PIPE, timeout=60, check=False)
+        check(f"{' '.join(command)}: output that cannot be written is 71", done.returncode == 71 and b"cannot be written" in done.stderr, done)
     code, out, _ = kvrelay("catalog", at)
     check("catalog shows the pool as a table", code == 0 and "prod/backend/generate" in out and "llama" in out and "chat" in out, out)
     code, out, _ = kvrelay("catalog", at, "--json")
@@ -72,13 +80,57 @@ def answers(daemon):
     check("query: a prompt below one block has 0 complete blocks", code == 1 and short["complete_blocks"] == 0, out)
     code, out, err = kvrelay("query", at, "--model", "chta", "--token-ids", "100-195")
     check("query: an unknown model names what is there", code == 1 and "chat" in err and "llama" in err, (code, out, err))
+    code, out, err = kvrelay("query", at, "--model", "chta", "--token-ids", "100-195", "--json")
+    line = json.loads(out) if out else {}
+    check("query --json: a line says so too", code == 1 and line.get("answers") == [] and "no pool serves 'chta'" in line.get("why", ""), (code, out, err))
     code, out, err = kvrelay("query", at, "--model", "chat", "--token-ids", "1,x")
     check("query: a bad token list is 64", code == 64 and "'x'" in err, (code, err))
     code, out, err = kvrelay("watch", at, "--json", "--count", "1")
     check("watch shows the snapshot", code == 0 and json.loads(out.splitlines()[0])["kind"] == "snapshot", (code, out, err))
 
 
+def token_lists(daemon):
+    ask = ("query", daemon.address, "--model", "chat")
+    wrong = {
+        "[100, 101,\n": "cut off",
+        "[1,2": "cut off",
+        "1,2,\n": "cut off",
+        "[100,101,]": "between ',' and ']'",
+        "1,,2": "before ','",
+        ",1": "before ','",
+        "1,2]": "closes no list",
+        "[1,2]]": "closes no list",
+        "[1,2],3": "behind the list",
+        "[1,2]3": "behind the list",
+        "[1,[2]]": "second list",
+        "1[2]": "second list",
+        "[]": "no token",
+        " \n": "no token",
+        "": "no token",
+    }
+    for text, why in wrong.items():
+        for way, stdin in ((("--token-ids", text), None), (("--tokens", "-"), text)):
+            code, out, err = kvrelay(*ask, *way, stdin=stdin)
+            check(f"query {way[0]}: {text!r} is 64 with the reason", (code, out) == (64, "") and why in err, (code, out, err))
+    tokens = list(range(100, 196))
+    for text in (json.dumps(tokens), json.dumps(tokens, indent=2) + "\n", " ".join(map(str, tokens)), " , ".join(map(str, tokens)), "[100-195]"):
+        code, out, err = kvrelay(*ask, "--tokens", "-", "--json", stdin=text)
+        check(f"query: {text[:12]!r}... is read whole", code == 0 and json.loads(out)["tokens"] == 96, (code, out, err))
+
+
 def usage():
+    for arguments, said in (
+        (["info", "127.0.0.1:1", "--model", "x"], "kvrelay: info takes no --model"),
+        (["info", "127.0.0.1:1", "--subscriber-id", "x"], "kvrelay: info takes no --subscriber-id"),
+        (["catalog", "127.0.0.1:1", "--pool", "a/b/c"], "kvrelay: catalog takes no --pool"),
+        (["watch", "127.0.0.1:1", "--watch"], "kvrelay: watch takes no --watch"),
+        (["conform", "127.0.0.1:1", "--count", "1"], "kvrelay: conform takes no --count"),
+        (["query", "127.0.0.1:1", "--pool", "a/b/c"], "kvrelay: query takes no --pool"),
+        (["query", "127.0.0.1:1", "--bogus"], "kvrelay: unrecognized option '--bogus'"),
+        (["query", "127.0.0.1:1", "--model"], "kvrelay: option '--model' requires an argument"),
+    ):
+        code, out, err = kvrelay(*arguments)
+        check(f"usage: {' '.join(arguments)} is 64 and says what is wrong", (code, out) == (64, "") and err.startswith(said), (code, out, err))
     for arguments in ([], ["nothing"], ["info"], ["info", "a:1", "b:2"], ["info", "127.0.0.1:1", "--no-such"], ["query", "127.0.0.1:1"]):
         code, _, err = kvrelay(*arguments)
         check(f"usage: {' '.join(arguments) or 'no argument'} is 64 and points to --help", code == 64 and "--help" in err, (code, err))
@@ -114,6 +166,7 @@ def main():
     another_protocol()
     with Daemon(pool_yaml([(7, 0, 1, trace("vllm0.32.0_plain"))])) as daemon:
         answers(daemon)
+        token_lists(daemon)
     for name, adapters in RECORDINGS.items():
         recorded_questions(name, adapters)
     finish()

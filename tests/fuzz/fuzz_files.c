@@ -29,7 +29,7 @@ static void check_tokens(const uint8_t *bytes, size_t len) {
     FUZZ_CHECK(why[0] != 0);
     return;
   }
-  FUZZ_CHECK(count <= TOKENS_MAX && (count == 0 || tokens != NULL));
+  FUZZ_CHECK(count >= 1 && count <= TOKENS_MAX && tokens != NULL);
   free(tokens);
 }
 

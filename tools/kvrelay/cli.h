@@ -15,7 +15,7 @@ enum {
   EXIT_UNDECIDED = 2, /* neither yes nor no can be said */
   EXIT_USAGE = 64,
   EXIT_UNREACHABLE = 69,
-  EXIT_SYSTEM = 71,  /* lack of memory or another resource of this machine */
+  EXIT_SYSTEM = 71,  /* lack of a resource of this machine, or output that cannot be written */
   EXIT_CONTRACT = 76 /* the other side speaks another contract */
 };
 

@@ -95,7 +95,7 @@ static int watch(session *s) {
         show_json(s, revision, pools);
       else
         show_table(s, revision, pools);
-      fflush(stdout);
+      show_flush();
       if (!s->o->watch || ++shown == s->o->count)
         return EXIT_FINE;
     }

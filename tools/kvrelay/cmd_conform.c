@@ -57,7 +57,7 @@ int cmd_conform(const options *o) {
     printf("%-4s %-14s  %s\n", s->id, verdict_names[verdict], s->what);
     if (verdict != TRIAL_PASSED)
       printf("                     %s\n", why);
-    fflush(stdout);
+    show_flush();
   }
   if (!o->json)
     printf("%u passed, %u failed, %u not applicable\n", count[TRIAL_PASSED], count[TRIAL_FAILED],

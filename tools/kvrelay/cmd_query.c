@@ -19,7 +19,19 @@ typedef struct question {
   uint64_t *scratch;
   kvrelay_answer answers[ANSWERS_MAX];
   size_t len;
+  char why[640]; /* there are no answers, empty = there are */
 } question;
+
+/* Why there are no answers, on standard error now and in the JSON line. */
+static void say_why(question *q, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+static void say_why(question *q, const char *format, ...) {
+  va_list args;
+  va_start(args, format);
+  show_vformat(q->why, sizeof q->why, format, args);
+  va_end(args);
+  fprintf(stderr, "kvrelay: %s\n", q->why);
+}
 
 /* All names a person may have meant. */
 static void print_names(const session *s, uint32_t pools) {
@@ -53,7 +65,7 @@ static bool registers(const kvrelay_descriptor *d, kvrelay_text name) {
 
 /* Names the pools that list the model and cannot be used: what they hold is unknown, not nothing.
  */
-static bool print_unusable(const question *q, uint32_t pools) {
+static bool print_unusable(question *q, uint32_t pools) {
   bool any = false;
   for (uint32_t i = 0; i < pools; i++) {
     kvrelay_pool_view v;
@@ -61,7 +73,7 @@ static bool print_unusable(const question *q, uint32_t pools) {
     if (kvrelay_consumer_pool_get(&q->s->consumer, i, session_now(q->s), &v) != KVRELAY_OK ||
         v.verdict.class_ == KVRELAY_CLASS_OK || !registers(v.descriptor, q->query.model))
       continue;
-    fprintf(stderr, "kvrelay: '%s' is served by %s, which cannot be used: %s\n", q->s->o->model,
+    say_why(q, "'%s' is served by %s, which cannot be used: %s", q->s->o->model,
             endpoint_name(&v.descriptor->serving_endpoint, endpoint),
             verdict_text(&v.verdict, why));
     any = true;
@@ -79,20 +91,20 @@ static int ask(question *q) {
   uint32_t pools;
   if (!kvrelay_consumer_catalog(&q->s->consumer, &revision, &pools))
     return ASK_AGAIN;
+  q->len = 0;
   ptrdiff_t n = kvrelay_consumer_query(&q->s->consumer, &q->query, q->answers, ANSWERS_MAX,
                                        q->scratch, q->query.tokens_len, session_now(q->s));
   if (n == KVRELAY_ERR_NOT_FOUND && print_unusable(q, pools))
     return EXIT_UNDECIDED;
   if (n == KVRELAY_ERR_NOT_FOUND) {
-    fprintf(stderr, "kvrelay: no pool serves '%s'%s%s%s\n", o->model,
-            o->adapter != NULL ? " with adapter '" : "", o->adapter != NULL ? o->adapter : "",
-            o->adapter != NULL ? "'" : "");
+    say_why(q, "no pool serves '%s'%s%s%s", o->model, o->adapter != NULL ? " with adapter '" : "",
+            o->adapter != NULL ? o->adapter : "", o->adapter != NULL ? "'" : "");
     print_names(q->s, pools);
     return EXIT_NO;
   }
   if (n < 0) {
-    fprintf(
-        stderr, "kvrelay: '%s' cannot be asked for: %s\n", o->model,
+    say_why(
+        q, "'%s' cannot be asked for: %s", o->model,
         n == KVRELAY_ERR_MALFORMED
             ? "it has two meanings in this catalog; take another name of the model, see kvrelay "
               "catalog"
@@ -220,9 +232,9 @@ static void show_json(const question *q) {
     if (kvrelay_consumer_pool_get(&q->s->consumer, a->pool, session_now(q->s), &v) == KVRELAY_OK)
       json_add(list, json_answer(a, &v));
   }
-  print_json(json_pack("{s:o, s:o, s:o, s:o}", "target", json_text(text_of(q->s->o->target)),
+  print_json(json_pack("{s:o, s:o, s:o, s:o, s:s*}", "target", json_text(text_of(q->s->o->target)),
                        "model", json_text(q->query.model), "tokens", json_u64(q->query.tokens_len),
-                       "answers", list));
+                       "answers", list, "why", q->why[0] != 0 ? q->why : NULL));
 }
 
 /* One block anywhere is a yes; a no needs the answer of every pool. */
@@ -242,8 +254,11 @@ static int answer(question *q) {
   int code = EXIT_FINE;
   for (;;) {
     int asked = ask(q);
-    if (asked != EXIT_FINE && asked != ASK_AGAIN)
+    if (asked != EXIT_FINE && asked != ASK_AGAIN) {
+      if (q->s->o->json)
+        show_json(q);
       return asked;
+    }
     if ((asked == EXIT_FINE && settled(q)) || code != EXIT_FINE)
       break;
     code = session_turn(q->s);

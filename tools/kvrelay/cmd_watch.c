@@ -75,7 +75,7 @@ static void show(tap *t, const kvrelay_filter_update *u, const char *endpoint) {
     printf("%-30s %-9s %" PRIu64 " -> %" PRIu64 "  %zu bytes  %s  sent %.1f ms ago\n", endpoint,
            kind, u->base_sequence, u->sequence, u->payload_len, detail,
            ((double)wall_us - (double)u->send_ts_us) / 1000);
-  fflush(stdout);
+  show_flush();
   t->shown++;
 }
 

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "cli.h"
+#include "show.h"
 
 /* clang-format off: a line here is a line there, of at most 80 columns */
 static const char usage[] =
@@ -32,11 +33,12 @@ static const char usage[] =
     "  --pool NAME          watch, conform: one pool only,\n"
     "                       namespace/component/endpoint\n"
     "  --watch              catalog: go on, a catalog per change\n"
-    "  --count N            watch, catalog --watch: stop after N frames or catalogs\n"
+    "  --count N            watch, catalog --watch: stop after N frames or catalogs;\n"
+    "                       0 = never (default)\n"
     "  --timeout SECONDS    wait this long for a first answer (default 10); conform:\n"
     "                       for each try of a scenario (default 15), of which there\n"
     "                       are up to three while pools of the relay come and go\n"
-    "  --subscriber-id ID   how the relay sees us (default kvrelay-cli)\n"
+    "  --subscriber-id ID   how the relay sees us (default kvrelay-cli); not for info\n"
     "  --json               one JSON object a line instead of tables; identities are\n"
     "                       hexadecimal strings, other numbers beyond 2^63-1\n"
     "                       decimal strings\n"
@@ -47,8 +49,8 @@ static const char usage[] =
     "never fills a limit.  A missing heartbeat it tells from 12 seconds on.\n"
     "\n"
     "Exit codes: 0 yes, 1 no, 2 cannot be decided, 64 wrong usage, 69 nobody answers,\n"
-    "71 lack of memory or another resource here, 76 the other side speaks another\n"
-    "contract.\n"
+    "71 lack of memory or another resource here, or the output cannot be written, 76\n"
+    "the other side speaks another contract.\n"
     "query: 0 when a pool holds the prompt's first block, or more; 1 when none does,\n"
     "the prompt is shorter than a block, or no pool serves the model; 2 when a pool\n"
     "has not answered and no other holds a block, when no pool of the model can be\n"
@@ -56,15 +58,34 @@ static const char usage[] =
     "conform: 1 when a scenario failed.\n";
 /* clang-format on */
 
+/* The numbers of the options. */
+enum {
+  MODEL = 1,
+  TOKENS,
+  TOKEN_IDS,
+  ADAPTER,
+  NAMESPACE,
+  POOL,
+  WATCH,
+  COUNT,
+  TIMEOUT,
+  SUBSCRIBER,
+  JSON
+};
+
 static const struct command {
   const char *name;
   int (*run)(const options *o);
   double timeout_s;
-} commands[] = {{"info", cmd_info, 10},
-                {"catalog", cmd_catalog, 10},
-                {"query", cmd_query, 10},
-                {"watch", cmd_watch, 10},
-                {"conform", cmd_conform, 15}}; /* longer than the silence of a filter stream */
+  unsigned takes; /* bits of the options, beside --timeout and --json, which all take */
+} commands[] = {{"info", cmd_info, 10, 0},
+                {"catalog", cmd_catalog, 10, 1u << WATCH | 1u << COUNT | 1u << SUBSCRIBER},
+                {"query", cmd_query, 10,
+                 1u << MODEL | 1u << TOKENS | 1u << TOKEN_IDS | 1u << ADAPTER | 1u << NAMESPACE |
+                     1u << SUBSCRIBER},
+                {"watch", cmd_watch, 10, 1u << POOL | 1u << COUNT | 1u << SUBSCRIBER},
+                {"conform", cmd_conform, 15, /* longer than the silence of a filter stream */
+                 1u << POOL | 1u << SUBSCRIBER}};
 
 static int bad(const char *what, const char *word) {
   fprintf(stderr, "kvrelay: %s%s%s%s; see kvrelay --help\n", what, word == NULL ? "" : " '",
@@ -80,20 +101,8 @@ static bool parse_count(const char *text, uint64_t *out) {
 
 /* Options may stand anywhere behind the command; what is left over is the target.  As long as the
  * list of options. */
-static int parse(int argc, char **argv, options *o) {
-  enum {
-    MODEL = 1,
-    TOKENS,
-    TOKEN_IDS,
-    ADAPTER,
-    NAMESPACE,
-    POOL,
-    WATCH,
-    COUNT,
-    TIMEOUT,
-    SUBSCRIBER,
-    JSON
-  };
+static int parse(int argc, char **argv, const struct command *command, options *o) {
+  static char name[] = "kvrelay"; /* how getopt begins its messages */
   static const struct option longs[] = {{"model", required_argument, NULL, MODEL},
                                         {"tokens", required_argument, NULL, TOKENS},
                                         {"token-ids", required_argument, NULL, TOKEN_IDS},
@@ -107,7 +116,13 @@ static int parse(int argc, char **argv, options *o) {
                                         {"json", no_argument, NULL, JSON},
                                         {NULL, 0, NULL, 0}};
   char *end;
-  for (int c; (c = getopt_long(argc, argv, "", longs, NULL)) != -1;) {
+  argv[0] = name;
+  for (int c, which = 0; (c = getopt_long(argc, argv, "", longs, &which)) != -1;) {
+    if (c != '?' && ((command->takes | 1u << TIMEOUT | 1u << JSON) >> c & 1) == 0) {
+      fprintf(stderr, "kvrelay: %s takes no --%s; see kvrelay --help\n", command->name,
+              longs[which].name);
+      return EXIT_USAGE;
+    }
     switch (c) {
     case MODEL:
       o->model = optarg;
@@ -155,29 +170,33 @@ static int parse(int argc, char **argv, options *o) {
   return EXIT_FINE;
 }
 
-int main(int argc, char **argv) {
-  signal(SIGPIPE, SIG_DFL); /* quiet end when the reader of a pipe goes */
+static int run(int argc, char **argv) {
   if (argc < 2)
     return bad("a command is missing", NULL);
-  if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "help") == 0) {
-    fputs(usage, stdout);
-    return EXIT_FINE;
-  }
   if (strcmp(argv[1], "--version") == 0) {
     printf("kvrelay %d.%d.%d, contract version %d\n", KVRELAY_VERSION_MAJOR, KVRELAY_VERSION_MINOR,
            KVRELAY_VERSION_PATCH, KVRELAY_WIRE_VERSION);
     return EXIT_FINE;
   }
-  for (int i = 2; i < argc; i++)
-    if (strcmp(argv[i], "--help") == 0) {
-      fputs(usage, stdout);
-      return EXIT_FINE;
-    }
+  bool help = strcmp(argv[1], "help") == 0;
+  for (int i = 1; i < argc && !help; i++)
+    help = strcmp(argv[i], "--help") == 0;
+  if (help) {
+    fputs(usage, stdout);
+    return EXIT_FINE;
+  }
   for (size_t i = 0; i < sizeof commands / sizeof commands[0]; i++)
     if (strcmp(argv[1], commands[i].name) == 0) {
       options o = {.timeout_s = commands[i].timeout_s, .subscriber_id = "kvrelay-cli"};
-      int code = parse(argc - 1, argv + 1, &o);
+      int code = parse(argc - 1, argv + 1, &commands[i], &o);
       return code == EXIT_FINE ? commands[i].run(&o) : code;
     }
   return bad("unknown command", argv[1]);
+}
+
+int main(int argc, char **argv) {
+  signal(SIGPIPE, SIG_DFL); /* quiet end when the reader of a pipe goes */
+  const int code = run(argc, argv);
+  show_flush();
+  return code;
 }

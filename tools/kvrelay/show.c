@@ -102,20 +102,32 @@ const char *verdict_text(const kvrelay_verdict *v, char out[128]) {
 
 /* ---- JSON ---- */
 
-static void must(bool done) {
+static void must(bool done, const char *what) {
   if (!done) {
-    fprintf(stderr, "kvrelay: a line of JSON cannot be made or written\n");
+    fprintf(stderr, "kvrelay: %s\n", what);
     exit(EXIT_SYSTEM);
   }
 }
 
-void print_json(json_t *object) {
-  must(object != NULL && json_dumpf(object, stdout, JSON_COMPACT) == 0 && putchar('\n') != EOF &&
-       fflush(stdout) == 0);
-  json_decref(object);
+void show_flush(void) {
+  must(fflush(stdout) == 0 && ferror(stdout) == 0, "standard output cannot be written");
 }
 
-void json_add(json_t *list, json_t *item) { must(json_array_append_new(list, item) == 0); }
+static void must_json(bool done) { must(done, "a line of JSON cannot be made"); }
+
+/* 15 digits: the most of which every one is true.  json_dumps would go on after a lack of memory.
+ */
+void print_json(json_t *object) {
+  const size_t format = JSON_COMPACT | JSON_REAL_PRECISION(15);
+  const bool made = object != NULL && json_dumpf(object, stdout, format) == 0;
+  if (made)
+    putchar('\n');
+  json_decref(object);
+  show_flush(); /* tells first when it was the writing that failed */
+  must_json(made);
+}
+
+void json_add(json_t *list, json_t *item) { must_json(json_array_append_new(list, item) == 0); }
 
 json_t *json_text(kvrelay_text t) {
   const size_t cap = 3 * t.len + 1; /* every byte a replacement character */

@@ -28,13 +28,16 @@ const char *fault_name(int32_t fault);
 /* "ok", or condition and field; quarantined pools keep their place in every list. */
 const char *verdict_text(const kvrelay_verdict *v, char out[128]);
 
+/* Writes out what was printed.  Nothing is lost silently: what cannot be written ends the program
+ * with EXIT_SYSTEM after a message. */
+void show_flush(void);
+
 /* ---- JSON ---- */
 
-/* Writes one line of JSON and takes the object.  A line is never lost: one that cannot be made or
- * written ends the program with EXIT_SYSTEM. */
-void print_json(json_t *object);
-/* Adds and takes the item.  No item is lost either: one that cannot be made or added ends likewise.
+/* Writes one line of JSON and takes the object.  One that cannot be made ends the program likewise.
  */
+void print_json(json_t *object);
+/* Adds and takes the item; one that cannot be made or added ends the program likewise. */
 void json_add(json_t *list, json_t *item);
 /* The whole text; a byte that is not UTF-8 becomes U+FFFD. */
 json_t *json_text(kvrelay_text t);

@@ -7,9 +7,10 @@
 #include <stdint.h>
 
 /*
- * Reads numbers 0 .. 4294967295 and ranges "100-195", separated by commas, white space or the
- * brackets of a JSON list.  `*tokens` is malloc'ed. 0, or -1 with a message in `why` that names the
- * offending word.  At most 16 777 216 tokens.
+ * Reads numbers 0 .. 4294967295 and ranges "100-195", separated by white space or single commas, or
+ * a JSON list of them.  `*tokens` is malloc'ed. 0, or -1 with a message in `why` that says where
+ * and what is wrong; a list that is cut off or has no token is wrong too.  At most 16 777 216
+ * tokens.
  */
 int tokens_parse(const char *text, size_t len, uint32_t **tokens, size_t *count, char why[640]);
 /* The same from a file, "-" = standard input. */
