@@ -4,6 +4,7 @@
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -140,6 +141,39 @@ def usage():
     check("nobody there is 69", code == 69 and "127.0.0.1:1" in err, (code, err))
 
 
+def line_like(stream, part):
+    """Whether one of the next lines has this; the tool's own end ends the wait."""
+    return any(part in line for line in stream)
+
+
+def losses():
+    """A relay goes, in order and killed, and comes back at the same address."""
+    yaml = pool_yaml([(7, 0, 1, trace("vllm0.32.0_plain"))])
+    for how, reason in ((signal.SIGTERM, "ended in order"), (signal.SIGKILL, "UNAVAILABLE")):
+        first = Daemon(yaml)
+        at = first.address
+        tools = {}
+        for command in ("watch", "catalog --watch"):
+            name, *more = command.split()
+            arguments = [os.path.join(BIN, "kvrelay"), name, at, *more]
+            tools[command] = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            watchdog = threading.Timer(60, tools[command].kill)
+            watchdog.daemon = True
+            watchdog.start()
+        for tool in tools.values():
+            line_like(tool.stdout, "prod/backend/generate")
+        first.process.send_signal(how)
+        first.process.wait(10)
+        first.folder.cleanup()
+        lost = {command: line_like(tool.stderr, f"kvrelay: {at} lost ({reason}") for command, tool in tools.items()}
+        with Daemon(yaml.replace("127.0.0.1:0", at)):
+            back = {command: line_like(tool.stderr, f"kvrelay: {at} is back") for command, tool in tools.items()}
+        for command, tool in tools.items():
+            check(f"{command}: a relay that goes ({reason}) is told lost, and back", lost[command] and back[command], (lost, back))
+            tool.kill()
+            tool.communicate()
+
+
 def another_protocol():
     """Something that is no gRPC server at the other end."""
     server = socket.create_server(("127.0.0.1", 0))
@@ -167,6 +201,7 @@ def main():
     with Daemon(pool_yaml([(7, 0, 1, trace("vllm0.32.0_plain"))])) as daemon:
         answers(daemon)
         token_lists(daemon)
+    losses()
     for name, adapters in RECORDINGS.items():
         recorded_questions(name, adapters)
     finish()

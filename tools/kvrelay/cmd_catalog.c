@@ -87,6 +87,8 @@ static int watch(session *s) {
     while (kvrelay_consumer_event_next(&s->consumer, &event) == 1) {
       uint64_t revision;
       uint32_t pools;
+      if (s->o->watch)
+        session_tell(s, &event);
       if (event.kind != KVRELAY_EVENT_CATALOG ||
           !kvrelay_consumer_catalog(&s->consumer, &revision, &pools))
         continue;

@@ -115,16 +115,15 @@ static void follow(session *s) {
 static void take_event(session *s, const kvrelay_event_out *event) {
   kvrelay_pool_view v;
   char endpoint[512], said[512];
+  session_tell(s, event);
   if (event->kind == KVRELAY_EVENT_CATALOG)
     follow(s);
-  if (event->kind == KVRELAY_EVENT_CATALOG_VOID)
-    fprintf(stderr, "kvrelay: catalog lost: %s %s\n", kvrelay_grpc_status_name(event->status.grpc),
-            status_text(&event->status, said));
   if (event->kind == KVRELAY_EVENT_POOL_VOID &&
       kvrelay_consumer_pool_get(&s->consumer, event->pool, session_now(s), &v) == KVRELAY_OK)
-    fprintf(stderr, "kvrelay: %s lost: fault %s, %s %s\n",
-            endpoint_name(&v.descriptor->serving_endpoint, endpoint), fault_name(event->fault),
-            kvrelay_grpc_status_name(event->status.grpc), status_text(&event->status, said));
+    fprintf(stderr, "kvrelay: %s lost (%s)\n",
+            endpoint_name(&v.descriptor->serving_endpoint, endpoint),
+            event->fault != KVRELAY_FAULT_NONE ? fault_name(event->fault)
+                                               : end_text(&event->status, said));
 }
 
 int cmd_watch(const options *o) {

@@ -63,6 +63,19 @@ uint64_t session_now(const session *s) { return s->grpc->base.now_ns(&s->grpc->b
 
 void session_answered(session *s) { s->give_up_ns = KVRELAY_TIME_NONE; }
 
+void session_tell(session *s, const kvrelay_event_out *event) {
+  char said[512];
+  if (event->kind == KVRELAY_EVENT_CATALOG && s->lost)
+    fprintf(stderr, "kvrelay: %s is back\n", s->o->target);
+  if (event->kind == KVRELAY_EVENT_CATALOG)
+    s->lost = false;
+  if (event->kind != KVRELAY_EVENT_CATALOG_VOID || s->lost)
+    return;
+  s->lost = true;
+  fprintf(stderr, "kvrelay: %s lost (%s), trying again\n", s->o->target,
+          end_text(&event->status, said));
+}
+
 int session_turn(session *s) {
   if (kvrelay_client_run(s->client, session_now(s)) != KVRELAY_TRANSPORT_OK) {
     fprintf(stderr, "kvrelay: %s speaks another contract than dynamo.kvrelay.v1\n", s->o->target);

@@ -19,6 +19,7 @@ typedef struct session {
   bool connected;      /* at least once */
   char failure[256];   /* why the last attempt to connect failed */
   bool failed;
+  bool lost; /* it was told, and no catalog has come since */
 } session;
 
 /* A consumer without a connection yet; EXIT_FINE, or an exit code after a message. */
@@ -30,6 +31,8 @@ int session_connect(session *s, kvrelay_caller *tap);
 int session_turn(session *s);
 /* The first answer is there: no more time limit. */
 void session_answered(session *s);
+/* For what goes on for long: says on standard error when the relay is lost and when it is back. */
+void session_tell(session *s, const kvrelay_event_out *event);
 void session_close(session *s);
 uint64_t session_now(const session *s);
 

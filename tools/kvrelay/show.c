@@ -63,6 +63,15 @@ const char *status_text(const kvrelay_status *status, char out[512]) {
   return printable(text_of(status->text), out);
 }
 
+const char *end_text(const kvrelay_status *status, char out[512]) {
+  char said[512];
+  if (status->grpc == KVRELAY_GRPC_OK)
+    return "ended in order";
+  show_format(out, 512, "%s%s%s", kvrelay_grpc_status_name(status->grpc),
+              status->text[0] != 0 ? ": " : "", status_text(status, said));
+  return out;
+}
+
 const char *endpoint_name(const kvrelay_endpoint *e, char out[512]) {
   const kvrelay_text parts[] = {e->namespace_, text_of("/"), e->component, text_of("/"),
                                 e->endpoint};

@@ -20,6 +20,8 @@ size_t show_vformat(char *out, size_t cap, const char *format, va_list args)
     __attribute__((format(printf, 3, 0)));
 const char *printable(kvrelay_text t, char out[512]);
 const char *status_text(const kvrelay_status *status, char out[512]); /* what it says to people */
+/* Why a stream ended; never empty. */
+const char *end_text(const kvrelay_status *status, char out[512]);
 const char *endpoint_name(const kvrelay_endpoint *e,
                           char out[512]); /* namespace/component/endpoint */
 const char *hash_format_name(int32_t format);
