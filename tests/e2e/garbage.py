@@ -112,6 +112,20 @@ def configuration():
         "a source without a port": (engine.replace(":5557", ""), ["endpoints[0].workers[0].events.endpoint:", "tcp://host:port"]),
         "a source at any port": (engine.replace(":5557", ":*"), ["endpoints[0].workers[0].events.endpoint:", "tcp://host:port"]),
         "a rank beyond the last port": (engine.replace(":5557", ":65533"), ["endpoints[0].workers[0].events.endpoint:", "rank 3", "65535"]),
+        "a source at every host": (engine.replace("127.0.0.1:5557", "*:5557"), ["endpoints[0].workers[0].events.endpoint:", "give the engine's address", "bind: true", ":20:21:"]),
+        "a source at a host that is no name": (engine.replace("127.0.0.1:5557", "a host:5557"), ["events.endpoint:", "cannot be connected to"]),
+        "a source that binds a name": (engine.replace("127.0.0.1:5557", "no-such-name:5557\n          bind: true"), ["events.endpoint:", "network interface"]),
+        "a source of a socket's own choice": (engine.replace("tcp://127.0.0.1:5557", "ipc://*"), ["events.endpoint:", "ipc://path"]),
+        "a source at a path that is too long": (engine.replace("tcp://127.0.0.1:5557", "ipc:///" + "p" * 103), ["events.endpoint:", "107 bytes"]),
+        "a source with a name that is too long": (engine.replace("tcp://127.0.0.1:5557", "inproc://" + "p" * 250), ["events.endpoint:", "255 bytes"]),
+        "a replay at every host": (engine.replace("type: engine", "type: engine\n          bind: true\n          replay: tcp://*:5600"), ["events.replay:", "engine's address"]),
+        "a replay at the source's port": (engine.replace("type: engine", "type: engine\n          replay: tcp://127.0.0.1:05557"), ["events.replay:", "the port of 'endpoint'"]),
+        "a replay at the source's path": (engine.replace("type: engine", "type: engine\n          replay: ipc:///tmp/x").replace("tcp://127.0.0.1:5557", "ipc:///tmp/x"), ["events.replay:", "equal to 'endpoint'"]),
+        "a filter of nothing": (good.replace("expected_unique_blocks: 1000", "expected_unique_blocks: 0"), ["expected_unique_blocks: must be a whole number, 1 to 53687091, not '0'"]),
+        "a filter that is too large for every endpoint": (good.replace("expected_unique_blocks: 1000", "expected_unique_blocks: 53687092"), [":5:27: relay.expected_unique_blocks: must be a whole number, 1 to 53687091, not '53687092'"]),
+        "a filter of many": (good.replace("block_size: 32", "block_size: 32\n    expected_unique_blocks: many"), ["endpoints[0].expected_unique_blocks: must be a whole number, 1 to 53687091, not 'many'"]),
+        "a name that YAML reads as nothing": (good.replace("dc: dc-a", "dc: ~"), [":3:7: relay.dc: empty", "quotes"]),
+        "a model that YAML reads as nothing": (good.replace("model: llama", "model: null"), ["endpoints[0].model: empty", "quotes"]),
         "a replay of nothing": (engine.replace("type: engine", "type: engine\n          replay: tcp://10.0.0.1"), ["endpoints[0].workers[0].events.replay:", "tcp://host:port"]),
         "a hold of nothing": (engine.replace("type: engine", "type: engine\n          hold_batches: 0"), ["endpoints[0].workers[0].events.hold_batches:", "1 to"]),
         "a memory of nothing": (engine.replace("type: engine", "type: engine\n          partial_memory: 0"), ["endpoints[0].workers[0].events.partial_memory:", "1 to"]),
@@ -128,19 +142,16 @@ def configuration():
                 done = subprocess.run([os.path.join(BIN, "kvrelayd"), *arguments], capture_output=True, text=True, timeout=30, check=False)
                 good_answer = done.returncode == 78 and all(word in done.stderr for word in words) and path in done.stderr
                 check(f"configuration with {name} ({arguments[0]})", good_answer, f"{done.returncode}\n{done.stderr}")
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(good)
-        done = subprocess.run([os.path.join(BIN, "kvrelayd"), "--check", path], capture_output=True, text=True, timeout=30, check=False)
-        check("a good configuration passes --check and shows what it means", done.returncode == 0 and "dc_id 0x04f110c98b1bfc48" in done.stdout, done)
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(good.replace("ranks: 1", "ranks: 0"))
-        done = subprocess.run([os.path.join(BIN, "kvrelayd"), "--check", path], capture_output=True, text=True, timeout=30, check=False)
-        check("a worker without ranks is accepted with a warning", done.returncode == 0 and "warning:" in done.stderr and "workers[0].ranks:" in done.stderr, done)
+        accepted(path, good, engine)
         recordings(folder)
         done = subprocess.run([os.path.join(BIN, "kvrelayd"), "--config", path + ".no"], capture_output=True, text=True, timeout=30, check=False)
         check("a missing file ends with 69", done.returncode == 69 and "cannot be read" in done.stderr, done)
         done = subprocess.run([os.path.join(BIN, "kvrelayd"), "--no-such-flag"], capture_output=True, text=True, timeout=30, check=False)
         check("a bad flag ends with 64", done.returncode == 64, done)
+        done = subprocess.run(
+            [os.path.join(BIN, "kvrelayd"), "--config", path, "--bind", "localhost:1"], capture_output=True, text=True, timeout=30, check=False
+        )
+        check("--bind takes what relay.bind takes", done.returncode == 64 and "must be a numeric address" in done.stderr, done)
         for files in (6, 7, 8):  # each is too few for another step of the start
             done = subprocess.run(
                 [os.path.join(BIN, "kvrelayd"), "--config", path],
@@ -151,6 +162,33 @@ def configuration():
                 preexec_fn=lambda n=files: resource.setrlimit(resource.RLIMIT_NOFILE, (n, n)),
             )
             check(f"no more than {files} files: an end with a reason", done.returncode in (69, 71) and "Too many open files" in done.stderr, done)
+
+
+def accepted(path, good, engine):
+    """What is valid, with the words --check says about it."""
+    replay = engine.replace("type: engine", "type: engine\n          replay: tcp://127.0.0.1:{}")
+    cases = {
+        "a good one": (good, ["dc_id 0x04f110c98b1bfc48"], []),
+        "a worker without ranks": (engine.replace("ranks: 4", "ranks: 0"), ["no worker with valid ranks"], ["warning:", "workers[0].ranks:", "1 to 4096"]),
+        "a worker of too many ranks": (replay.format(5558).replace("ranks: 4", "ranks: 100000"), ["no worker with valid ranks"], ["warning:", "1 to 4096"]),
+        "a name in quotes": (good.replace("dc: dc-a", 'dc: "~"'), ["fine"], []),
+        "a source by name": (engine.replace("127.0.0.1:5557", "engine-7.example:5557"), ["fine"], []),
+        "a source that binds every host": (engine.replace("127.0.0.1:5557", "*:5557\n          bind: true"), ["fine"], []),
+        "a source that binds one": (engine.replace("127.0.0.1:5557", "[::1]:5557\n          bind: true"), ["fine"], []),
+        "a replay behind the last rank": (replay.format(5561), ["fine"], []),
+        "a replay at another rank's source": (replay.format(5558), ["fine"], ["warning:", "events.replay:", "rank 1's 'endpoint'", "4 ports apart"]),
+        "a replay below the source": (replay.format(5554), ["fine"], ["warning:", "rank 3's 'replay'"]),
+        "a replay between the ranks": (replay.format(5558).replace("type: engine", "type: engine\n          rank_port_step: 2"), ["fine"], []),
+        "the largest filter": (good.replace("expected_unique_blocks: 1000", "expected_unique_blocks: 53687091"), ["fine"], []),
+    }
+    for name, (text, out, err) in cases.items():
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text)
+        done = subprocess.run([os.path.join(BIN, "kvrelayd"), "--check", path], capture_output=True, text=True, timeout=30, check=False)
+        told = all(word in done.stdout for word in out) and all(word in done.stderr for word in err)
+        check(f"configuration with {name} is accepted", done.returncode == 0 and told and bool(err) == ("warning:" in done.stderr), done)
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(good)
 
 
 def recordings(folder):

@@ -4,9 +4,11 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <inttypes.h>
+#include <net/if.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/un.h>
 
 #include "text.h"
 #include "trace.h"
@@ -17,6 +19,7 @@
 #define CONFIG_TEXT_MAX 4096
 #define CONFIG_LIST_MAX 65536
 #define CONFIG_DEFAULT_UNIQUE_BLOCKS 1048576
+#define CONFIG_MAX_UNIQUE_BLOCKS 53687091 /* more would be above CKF_MAX_BUCKETS */
 
 /* ---- schema: what libcyaml reads, and what yaml_doc_check compares keys with ---- */
 
@@ -25,6 +28,20 @@
 #define TEXT(KEY, STRUCT, MEMBER)                                                                  \
   CYAML_FIELD_STRING_PTR(KEY, CYAML_FLAG_POINTER | CYAML_FLAG_OPTIONAL, STRUCT, MEMBER, 0,         \
                          CONFIG_TEXT_MAX)
+
+/* May be left out.  libcyaml knows no range of a number and ignores what stands under `string`;
+ * yaml_doc_check reads it there. */
+#define NUMBER(KEY, STRUCT, MEMBER, MIN, MAX)                                                      \
+  {                                                                                                \
+    .key = KEY, .data_offset = offsetof(STRUCT, MEMBER), .value = {                                \
+      .type = CYAML_UINT,                                                                          \
+      .flags = CYAML_FLAG_POINTER | CYAML_FLAG_OPTIONAL,                                           \
+      .data_size = sizeof *((STRUCT *)NULL)->MEMBER,                                               \
+      .string = {.min = MIN, .max = MAX}                                                           \
+    }                                                                                              \
+  }
+#define EXPECTED_BLOCKS(STRUCT)                                                                    \
+  NUMBER("expected_unique_blocks", STRUCT, expected_given, 1, CONFIG_MAX_UNIQUE_BLOCKS)
 
 static const cyaml_schema_value_t text_entry = {
     CYAML_VALUE_STRING(CYAML_FLAG_POINTER, char *, 0, CONFIG_TEXT_MAX)};
@@ -60,8 +77,7 @@ static const cyaml_schema_field_t events_fields[] = {
     TEXT("file", config_events, file),
     CYAML_FIELD_UINT_PTR("rank_port_step", CYAML_FLAG_POINTER | CYAML_FLAG_OPTIONAL, config_events,
                          rank_port_step_given),
-    CYAML_FIELD_UINT_PTR("max_payload_bytes", CYAML_FLAG_POINTER | CYAML_FLAG_OPTIONAL,
-                         config_events, max_payload_bytes_given),
+    NUMBER("max_payload_bytes", config_events, max_payload_bytes_given, 1024, 1073741824),
     CYAML_FIELD_ENUM("on_loss", CYAML_FLAG_OPTIONAL | CYAML_FLAG_STRICT, config_events, on_loss,
                      on_loss, CYAML_ARRAY_LEN(on_loss)),
     CYAML_FIELD_ENUM("mm_identifiers", CYAML_FLAG_OPTIONAL | CYAML_FLAG_STRICT, config_events,
@@ -76,18 +92,12 @@ static const cyaml_schema_field_t events_fields[] = {
                          video_token_id),
     CYAML_FIELD_UINT_PTR("main_group", CYAML_FLAG_POINTER | CYAML_FLAG_OPTIONAL, config_events,
                          main_group),
-    CYAML_FIELD_UINT_PTR("partial_memory", CYAML_FLAG_POINTER | CYAML_FLAG_OPTIONAL, config_events,
-                         partial_memory_given),
-    CYAML_FIELD_UINT_PTR("disconnect_keep_s", CYAML_FLAG_POINTER | CYAML_FLAG_OPTIONAL,
-                         config_events, disconnect_keep_s_given),
-    CYAML_FIELD_UINT_PTR("replay_timeout_s", CYAML_FLAG_POINTER | CYAML_FLAG_OPTIONAL,
-                         config_events, replay_timeout_s_given),
-    CYAML_FIELD_UINT_PTR("recovery_interval_s", CYAML_FLAG_POINTER | CYAML_FLAG_OPTIONAL,
-                         config_events, recovery_interval_s_given),
-    CYAML_FIELD_UINT_PTR("hold_batches", CYAML_FLAG_POINTER | CYAML_FLAG_OPTIONAL, config_events,
-                         hold_batches_given),
-    CYAML_FIELD_UINT_PTR("hold_bytes", CYAML_FLAG_POINTER | CYAML_FLAG_OPTIONAL, config_events,
-                         hold_bytes_given),
+    NUMBER("partial_memory", config_events, partial_memory_given, 1, 16777216),
+    NUMBER("disconnect_keep_s", config_events, disconnect_keep_s_given, 0, 31536000),
+    NUMBER("replay_timeout_s", config_events, replay_timeout_s_given, 1, 3600),
+    NUMBER("recovery_interval_s", config_events, recovery_interval_s_given, 1, 86400),
+    NUMBER("hold_batches", config_events, hold_batches_given, 1, 1048576),
+    NUMBER("hold_bytes", config_events, hold_bytes_given, 1024, 1073741824),
     CYAML_FIELD_END};
 
 static const cyaml_schema_field_t worker_fields[] = {
@@ -127,8 +137,7 @@ static const cyaml_schema_field_t endpoint_fields[] = {
     CYAML_FIELD_UINT("block_size", CYAML_FLAG_OPTIONAL, config_endpoint, block_size),
     CYAML_FIELD_ENUM("hash_format", CYAML_FLAG_OPTIONAL | CYAML_FLAG_STRICT, config_endpoint,
                      hash_format, hash_formats, CYAML_ARRAY_LEN(hash_formats)),
-    CYAML_FIELD_UINT_PTR("expected_unique_blocks", CYAML_FLAG_POINTER | CYAML_FLAG_OPTIONAL,
-                         config_endpoint, expected_given),
+    EXPECTED_BLOCKS(config_endpoint),
     /* maps with free keys: read from the document, see read_map */
     CYAML_FIELD_IGNORE("semantics", CYAML_FLAG_OPTIONAL),
     CYAML_FIELD_IGNORE("routing_scope", CYAML_FLAG_OPTIONAL),
@@ -140,11 +149,9 @@ static const cyaml_schema_field_t endpoint_fields[] = {
 static const cyaml_schema_value_t endpoint_entry = {
     CYAML_VALUE_MAPPING(CYAML_FLAG_DEFAULT, config_endpoint, endpoint_fields)};
 
-static const cyaml_schema_field_t relay_fields[] = {
-    TEXT_REQUIRED("dc", config_relay, dc), TEXT("bind", config_relay, bind),
-    CYAML_FIELD_UINT_PTR("expected_unique_blocks", CYAML_FLAG_POINTER | CYAML_FLAG_OPTIONAL,
-                         config_relay, expected_given),
-    CYAML_FIELD_END};
+static const cyaml_schema_field_t relay_fields[] = {TEXT_REQUIRED("dc", config_relay, dc),
+                                                    TEXT("bind", config_relay, bind),
+                                                    EXPECTED_BLOCKS(config_relay), CYAML_FIELD_END};
 
 static const cyaml_schema_field_t config_fields[] = {
     CYAML_FIELD_UINT("version", CYAML_FLAG_DEFAULT, config, version),
@@ -161,6 +168,8 @@ static const cyaml_config_t cyaml_settings = {.mem_fn = cyaml_mem, .flags = CYAM
 /* ---- rules: each reports the place, the key and what would be accepted ---- */
 
 #define PATH_CAP 256
+#define LETTERS_AND_DIGITS "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+#define SOCKET_PATH_CAP sizeof((struct sockaddr_un *)NULL)->sun_path
 #define SECOND_NS ((uint64_t)1000000000)
 
 /* A path for a message; a longer one is cut. */
@@ -188,52 +197,121 @@ static void check_text(yaml_doc *doc, const char *path, const char *s) {
     }
 }
 
-static bool address_valid(const char *address) {
-  char host[64];
-  const char *colon = strrchr(address, ':');
-  size_t len = colon == NULL ? 0 : (size_t)(colon - address);
+static bool host_numeric(const char *host, size_t len) {
+  char text[64];
   unsigned char out[16];
-  char *end;
-  if (colon == NULL || len == 0 || len >= sizeof host || colon[1] < '0' || colon[1] > '9' ||
-      strtoul(colon + 1, &end, 10) > 65535 || *end != 0)
+  if (len == 0 || len >= sizeof text)
     return false;
-  memcpy(host, address, len);
-  host[len] = 0;
-  if (host[0] == '[' && host[len - 1] == ']') {
-    host[len - 1] = 0;
-    return inet_pton(AF_INET6, host + 1, out) == 1;
+  memcpy(text, host, len);
+  text[len] = 0;
+  if (text[0] == '[' && text[len - 1] == ']') {
+    text[len - 1] = 0;
+    return inet_pton(AF_INET6, text + 1, out) == 1;
   }
-  return inet_pton(AF_INET, host, out) == 1;
+  return inet_pton(AF_INET, text, out) == 1;
 }
 
-/* What libzmq takes, but no port of its own choice, which no engine could know.  `*port` is 0 when
- * there is none. */
-static bool source_address_valid(const char *address, unsigned long *port) {
-  const char *colon = strrchr(address, ':');
+/* `colon` is NULL or stands before the port. */
+static bool port_read(const char *colon, unsigned long *port) {
   char *end;
-  *port = 0;
-  if (strncmp(address, "ipc://", 6) == 0)
-    return address[6] != 0;
-  if (strncmp(address, "inproc://", 9) == 0)
-    return address[9] != 0;
-  if (strncmp(address, "tcp://", 6) != 0 || colon < address + 7)
+  if (colon == NULL || colon[1] < '0' || colon[1] > '9')
     return false;
   *port = strtoul(colon + 1, &end, 10);
-  return colon[1] >= '0' && colon[1] <= '9' && *end == 0 && *port >= 1 && *port <= 65535;
+  return *end == 0 && *port <= 65535;
 }
 
-static void check_source_address(yaml_doc *doc, const config_worker *w, const char *address,
-                                 const char *key, const char *path) {
-  char at[PATH_CAP];
+bool config_bind_valid(const char *address) {
+  const char *colon = strrchr(address, ':');
   unsigned long port;
-  if (address == NULL)
+  return port_read(colon, &port) && host_numeric(address, (size_t)(colon - address));
+}
+
+/* libzmq's rules: a name is asked for when it connects, never when it binds. */
+static bool host_usable(const char *host, size_t len, bool bind) {
+  char name[256];
+  if (len == 0 || len >= sizeof name)
+    return false;
+  memcpy(name, host, len);
+  name[len] = 0;
+  if (bind)
+    return strcmp(name, "*") == 0 || host_numeric(name, len) || if_nametoindex(name) != 0;
+  return strspn(name, LETTERS_AND_DIGITS "[:") > 0 &&
+         strspn(name, LETTERS_AND_DIGITS "[]:.-%;_") == len;
+}
+
+/* What libzmq takes for every rank of the worker, but nothing of its own choice, which no engine
+ * could know. */
+static bool check_source_address(yaml_doc *doc, const config_worker *w, const char *address,
+                                 bool bind, const char *path) {
+  const uint32_t others = w->ranks == 0 ? 0 : w->ranks - 1;
+  const char *colon = strrchr(address, ':');
+  const bool ipc = strncmp(address, "ipc://", 6) == 0 && strcmp(address, "ipc://*") != 0,
+             inproc = strncmp(address, "inproc://", 9) == 0,
+             tcp = strncmp(address, "tcp://", 6) == 0;
+  const char *name = address + (inproc ? 9 : tcp || ipc ? 6 : 0);
+  const unsigned errors = doc->errors;
+  unsigned long port = 0;
+  char suffix[16] = "";
+  if (others != 0)
+    snprintf(suffix, sizeof suffix, "_dp%" PRIu32, others);
+  if (name[0] == 0 || !(ipc || inproc || tcp) ||
+      (tcp && (!port_read(colon, &port) || port == 0 || colon <= name)))
+    yaml_doc_error(doc, path, "must be tcp://host:port, ipc://path or inproc://name");
+  else if (ipc && strlen(name) + strlen(suffix) >= SOCKET_PATH_CAP)
+    yaml_doc_error(doc, path, "the path '%s%s' of a socket is longer than %zu bytes", name, suffix,
+                   SOCKET_PATH_CAP - 1);
+  else if (inproc && strlen(address) + strlen(suffix) > 255)
+    yaml_doc_error(doc, path, "longer than 255 bytes with the suffix of the last rank");
+  else if (tcp && !host_usable(name, (size_t)(colon - name), bind))
+    yaml_doc_error(doc, path,
+                   bind ? "with bind: true the host must be *, a numeric address or a network "
+                          "interface of this machine"
+                        : "cannot be connected to; give the engine's address, for example "
+                          "tcp://10.0.0.5:5557 (* only in 'endpoint' with bind: true)");
+  else if (tcp && port + (uint64_t)others * w->events.rank_port_step > 65535)
+    yaml_doc_error(doc, path, "the port of rank %" PRIu32 " is beyond 65535",
+                   w->rank_start + others);
+  return doc->errors == errors;
+}
+
+/* Batches and replies come from two sockets of the engine.  Whether another rank's are met depends
+ * on what the engine adds to a port, so that is a warning only. */
+static void check_apart(yaml_doc *doc, const config_worker *w, const char *path) {
+  const char *a = w->events.endpoint, *b = w->events.replay;
+  const char *host_end = strrchr(a, ':');
+  const size_t host_len = (size_t)(host_end - a);
+  const uint32_t step = w->events.rank_port_step;
+  if (strcmp(a, b) == 0) {
+    yaml_doc_error(doc, path,
+                   "equal to 'endpoint'; an engine listens for replay requests at an address of "
+                   "its own");
     return;
-  if (!source_address_valid(address, &port))
-    yaml_doc_error(doc, place(at, "%s/events/%s", path, key),
-                   "must be tcp://host:port, ipc://path or inproc://name");
-  else if (port + (uint64_t)(w->ranks - 1) * w->events.rank_port_step > 65535 && port != 0)
-    yaml_doc_error(doc, place(at, "%s/events/%s", path, key),
-                   "the port of rank %" PRIu32 " is beyond 65535", w->rank_start + w->ranks - 1);
+  }
+  if (strncmp(a, "tcp://", 6) != 0 || strncmp(a, b, host_len + 1) != 0 ||
+      strrchr(b, ':') != b + host_len || step == 0)
+    return;
+  const unsigned long x = strtoul(host_end + 1, NULL, 10), y = strtoul(b + host_len + 1, NULL, 10);
+  const unsigned long between = x < y ? y - x : x - y;
+  if (between == 0)
+    yaml_doc_error(doc, path, "the port of 'endpoint'");
+  else if (between % step == 0 && between / step < w->ranks)
+    yaml_doc_warning(doc, path,
+                     "rank %lu's %s has this port too; keep the two %" PRIu64
+                     " ports apart, or set rank_port_step to what the engine adds for each rank",
+                     w->rank_start + between / step, x < y ? "'endpoint'" : "'replay'",
+                     (uint64_t)w->ranks * step);
+}
+
+static void check_source_addresses(yaml_doc *doc, const config_worker *w, const char *path) {
+  const config_events *ev = &w->events;
+  char at[PATH_CAP];
+  bool good = ev->endpoint != NULL;
+  if (good)
+    good =
+        check_source_address(doc, w, ev->endpoint, ev->bind, place(at, "%s/events/endpoint", path));
+  if (ev->replay != NULL &&
+      check_source_address(doc, w, ev->replay, false, place(at, "%s/events/replay", path)) && good)
+    check_apart(doc, w, at);
 }
 
 static config_map_entry *read_map(yaml_doc *doc, const char *path, unsigned *count) {
@@ -323,9 +401,8 @@ static void read_needs(yaml_doc *doc, config_worker *w, const char *path) {
 }
 
 /* Limits of what waits behind a gap. */
-static void check_replay(yaml_doc *doc, config_events *ev, const char *path) {
+static void default_replay(config_events *ev) {
   const kvrelay_source_config standard = kvrelay_source_config_default();
-  char at[PATH_CAP];
   ev->replay_timeout_s = ev->replay_timeout_s_given == NULL ? standard.replay_timeout_ns / SECOND_NS
                                                             : *ev->replay_timeout_s_given;
   ev->recovery_interval_s = ev->recovery_interval_s_given == NULL
@@ -334,14 +411,6 @@ static void check_replay(yaml_doc *doc, config_events *ev, const char *path) {
   ev->hold_batches =
       ev->hold_batches_given == NULL ? standard.hold_batches : *ev->hold_batches_given;
   ev->hold_bytes = ev->hold_bytes_given == NULL ? standard.hold_bytes : *ev->hold_bytes_given;
-  if (ev->replay_timeout_s < 1 || ev->replay_timeout_s > 3600)
-    yaml_doc_error(doc, place(at, "%s/replay_timeout_s", path), "must be 1 to 3600");
-  if (ev->recovery_interval_s < 1 || ev->recovery_interval_s > 86400)
-    yaml_doc_error(doc, place(at, "%s/recovery_interval_s", path), "must be 1 to 86400");
-  if (ev->hold_batches < 1 || ev->hold_batches > 1u << 20)
-    yaml_doc_error(doc, place(at, "%s/hold_batches", path), "must be 1 to 1048576");
-  if (ev->hold_bytes < 1024 || ev->hold_bytes > 1u << 30)
-    yaml_doc_error(doc, place(at, "%s/hold_bytes", path), "must be 1024 to 1073741824");
 }
 
 /* From here on the path holds from everywhere. */
@@ -402,19 +471,13 @@ static void check_events(yaml_doc *doc, config_events *ev, const char *path) {
   if (!recorded && ev->file != NULL)
     yaml_doc_error(doc, place(at, "%s/file", path), "only type 'trace' has a file");
   ev->disconnect_keep_s = ev->disconnect_keep_s_given == NULL ? 60 : *ev->disconnect_keep_s_given;
-  if (ev->disconnect_keep_s > 31536000)
-    yaml_doc_error(doc, place(at, "%s/disconnect_keep_s", path), "must be at most 31536000");
   ev->rank_port_step = ev->rank_port_step_given == NULL ? 1 : *ev->rank_port_step_given;
   ev->max_payload_bytes =
       ev->max_payload_bytes_given == NULL ? (uint64_t)64 << 20 : *ev->max_payload_bytes_given;
   ev->partial_memory = ev->partial_memory_given == NULL
                            ? kvrelay_source_config_default().partial_memory
                            : *ev->partial_memory_given;
-  if (ev->max_payload_bytes < 1024 || ev->max_payload_bytes > (uint64_t)1 << 30)
-    yaml_doc_error(doc, place(at, "%s/max_payload_bytes", path), "must be 1024 to 1073741824");
-  if (ev->partial_memory < 1 || ev->partial_memory > 1u << 24)
-    yaml_doc_error(doc, place(at, "%s/partial_memory", path), "must be 1 to 16777216");
-  check_replay(doc, ev, path);
+  default_replay(ev);
 }
 
 static void check_worker(yaml_doc *doc, config_endpoint *e, unsigned index, const char *path) {
@@ -446,9 +509,7 @@ static void check_worker(yaml_doc *doc, config_endpoint *e, unsigned index, cons
   check_events(doc, &w->events, place(at, "%s/events", path));
   if (w->events.type == CONFIG_EVENTS_TRACE && w->events.file != NULL)
     check_recording(doc, w, path);
-  if (w->ranks >= 1)
-    check_source_address(doc, w, w->events.endpoint, "endpoint", path);
-  check_source_address(doc, w, w->events.replay, "replay", path);
+  check_source_addresses(doc, w, path);
 }
 
 static void check_endpoint(yaml_doc *doc, config *c, unsigned index) {
@@ -477,11 +538,6 @@ static void check_endpoint(yaml_doc *doc, config *c, unsigned index) {
     yaml_doc_warning(doc, path, "no block_size: this endpoint gets no pool");
   e->expected_unique_blocks =
       e->expected_given == NULL ? c->relay.expected_unique_blocks : *e->expected_given;
-  ckf_config filter = ckf_config_default();
-  uint64_t buckets = 0;
-  filter.expected_blocks = e->expected_unique_blocks;
-  if (ckf_config_check(&filter, &buckets) != CKF_OK || buckets > CKF_MAX_BUCKETS)
-    yaml_doc_error(doc, place(at, "%s/expected_unique_blocks", path), "must be 1 to 53687091");
   e->semantics = read_map(doc, place(at, "%s/semantics", path), &e->semantics_count);
   e->routing_scope = read_map(doc, place(at, "%s/routing_scope", path), &e->routing_scope_count);
   for (unsigned i = 0; i < e->adapters_count; i++) {
@@ -505,9 +561,8 @@ static void check_rules(yaml_doc *doc, config *c) {
   if (c->version != 1)
     yaml_doc_error(doc, "version", "must be 1");
   check_text(doc, "relay/dc", c->relay.dc);
-  if (c->relay.bind != NULL && !address_valid(c->relay.bind))
-    yaml_doc_error(doc, "relay/bind",
-                   "must be a numeric address and port, for example 127.0.0.1:5561 or [::1]:5561");
+  if (c->relay.bind != NULL && !config_bind_valid(c->relay.bind))
+    yaml_doc_error(doc, "relay/bind", CONFIG_BIND_FORM);
   c->relay.expected_unique_blocks =
       c->relay.expected_given == NULL ? CONFIG_DEFAULT_UNIQUE_BLOCKS : *c->relay.expected_given;
   unsigned workers = 0;

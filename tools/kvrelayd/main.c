@@ -268,6 +268,10 @@ int main(int argc, char **argv) {
       break;
     case OPT_BIND:
       bind = optarg;
+      if (!config_bind_valid(bind)) {
+        fprintf(stderr, "kvrelayd: --bind " CONFIG_BIND_FORM ", not '%s'\n", bind);
+        return 64;
+      }
       break;
     case OPT_SOURCES:
       sources = optarg;

@@ -217,7 +217,7 @@ static void settle(const plan *p, plan_pool *pool, FILE *report) {
   else if (s->registrations_len == 0)
     pool->no_pool = "no registration left";
   else if (!has_source(e))
-    pool->no_pool = "no worker has an event source";
+    pool->no_pool = "no worker with valid ranks has an event source";
   else if (!s->fit) {
     pool->no_pool = s->why;
     fprintf(report, "warning: %s gets no pool: %s\n", endpoint_name(e, name), s->why);

@@ -254,12 +254,25 @@ static void check_mapping(yaml_doc *doc, yaml_node_t *node, const cyaml_schema_f
 static const char *const bool_words[] = {"true", "false", "yes", "no"};
 
 /* Up to `size` bytes wide; in the forms of libcyaml, hexadecimal too. */
-static bool number_fits(const char *text, uint64_t size, uint64_t *max) {
+static bool number_fits(const char *text, const cyaml_schema_value_t *schema, uint64_t *max) {
+  const uint64_t size = schema->data_size;
   char *end;
   *max = size >= 8 ? UINT64_MAX : (UINT64_C(1) << 8 * size) - 1;
+  if (schema->string.max != 0) /* its own range */
+    *max = schema->string.max;
   errno = 0;
-  return text[0] >= '0' && text[0] <= '9' && strtoull(text, &end, 0) <= *max && *end == 0 &&
-         errno == 0;
+  const uint64_t value = strtoull(text, &end, 0);
+  return text[0] >= '0' && text[0] <= '9' && value >= schema->string.min && value <= *max &&
+         *end == 0 && errno == 0;
+}
+
+/* What YAML calls null is no text; in quotes it is. */
+static bool is_null(const yaml_node_t *node) {
+  static const char *const words[] = {"~", "null", "Null", "NULL"};
+  bool found = false;
+  for (size_t i = 0; i < CYAML_ARRAY_LEN(words) && !found; i++)
+    found = strcmp((const char *)node->data.scalar.value, words[i]) == 0;
+  return found && node->data.scalar.style == YAML_PLAIN_SCALAR_STYLE;
 }
 
 const char *yaml_doc_words(const cyaml_strval_t *words, size_t len, char out[YAML_DOC_WORDS_CAP]) {
@@ -296,12 +309,16 @@ static void check_scalar(yaml_doc *doc, const yaml_node_t *node, const cyaml_sch
       say_at(doc, node->start_mark, path, "must be true or false, not '%.64s'", text);
     break;
   case CYAML_UINT:
-    if (!number_fits(text, schema->data_size, &max))
-      say_at(doc, node->start_mark, path, "must be a whole number, 0 to %" PRIu64 ", not '%.64s'",
+    if (!number_fits(text, schema, &max))
+      say_at(doc, node->start_mark, path,
+             "must be a whole number, %" PRIu32 " to %" PRIu64 ", not '%.64s'", schema->string.min,
              max, text);
     break;
   default:
-    if (node->data.scalar.length > schema->string.max)
+    if (is_null(node))
+      say_at(doc, node->start_mark, path,
+             "empty (YAML reads %s as nothing); write it in quotes if it is a text", text);
+    else if (node->data.scalar.length > schema->string.max)
       say_at(doc, node->start_mark, path, "longer than %" PRIu32 " bytes", schema->string.max);
     break;
   }
