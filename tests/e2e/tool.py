@@ -86,6 +86,11 @@ def answers(daemon):
     check("query --json: a line says so too", code == 1 and line.get("answers") == [] and "no pool serves 'chta'" in line.get("why", ""), (code, out, err))
     code, out, err = kvrelay("query", at, "--model", "chat", "--token-ids", "1,x")
     check("query: a bad token list is 64", code == 64 and "'x'" in err, (code, err))
+    code, out, err = kvrelay("watch", at, "--pool", "prod/backend/nope")
+    check("watch: an unknown pool is 1 and names what is there", (code, out, err) == (1, "", "kvrelay: no pool 'prod/backend/nope'; the catalog has: prod/backend/generate\n"), (code, out, err))
+    for name in ("prod/backend/generate", pool["pool"]):
+        code, out, err = kvrelay("watch", at, "--pool", name, "--count", "1")
+        check("watch: a pool by its endpoint and by its identity", code == 0 and "snapshot" in out, (name, code, out, err))
     code, out, err = kvrelay("watch", at, "--json", "--count", "1")
     check("watch shows the snapshot", code == 0 and json.loads(out.splitlines()[0])["kind"] == "snapshot", (code, out, err))
 
@@ -127,6 +132,7 @@ def usage():
         (["watch", "127.0.0.1:1", "--watch"], "kvrelay: watch takes no --watch"),
         (["conform", "127.0.0.1:1", "--count", "1"], "kvrelay: conform takes no --count"),
         (["query", "127.0.0.1:1", "--pool", "a/b/c"], "kvrelay: query takes no --pool"),
+        *((["watch", "127.0.0.1:1", "--pool", name], f"kvrelay: --pool takes namespace/component/endpoint, not '{name}'") for name in ("nope", "a/b", "/b/c", "a//c", "a/b/", "a/b/c/d", "")),
         (["query", "127.0.0.1:1", "--bogus"], "kvrelay: unrecognized option '--bogus'"),
         (["query", "127.0.0.1:1", "--model"], "kvrelay: option '--model' requires an argument"),
     ):

@@ -24,6 +24,11 @@ int trial_run(const scenario *s, const options *o, char why[TRIAL_WHY_CAP]) {
   return verdicts[tries - 1];
 }
 
+int trial_names(trial *t) {
+  (void)t;
+  return TRIAL_FAILED; /* not reached: trial_run runs nothing */
+}
+
 int probe_open(probe *p, const char *target) {
   (void)p;
   (void)target;
@@ -70,5 +75,24 @@ Test(tool_conform, every_verdict_becomes_one_of_three, .init = cr_redirect_stdou
     if (why != NULL)
       cr_assert_str_eq(why, cases[i].why);
     json_decref(said);
+  }
+}
+
+Test(tool_conform, a_pool_that_is_not_there_ends_it_and_another_failure_does_not,
+     .init = cr_redirect_stdout) {
+  const options o = {
+      .target = "here:1", .subscriber_id = "me", .timeout_s = 2.5, .json = true, .pool = "a/b/c"};
+  static const int others[] = {TRIAL_PASSED, TRIAL_FAILED, TRIAL_NOT_APPLICABLE, TRIAL_AGAIN,
+                               TRIAL_SILENT};
+  verdicts[0] = TRIAL_NO_POOL;
+  verdicts[1] = TRIAL_PASSED;
+  tries = 0;
+  cr_assert_eq(cmd_conform(&o), EXIT_NO);
+  cr_assert_eq(tries, 1);
+  for (size_t i = 0; i < sizeof others / sizeof others[0]; i++) {
+    verdicts[0] = others[i];
+    tries = 0;
+    cr_assert_eq(cmd_conform(&o), EXIT_FINE, "case %zu", i);
+    cr_assert_eq(tries, 2, "case %zu", i);
   }
 }

@@ -15,6 +15,7 @@ typedef struct tap {
   kvrelay_caller *behind;
   session *s;
   uint64_t shown;
+  bool found; /* what --pool means: it may go and come back */
 } tap;
 
 static void on_connection(kvrelay_caller *self, int state, int err, const char *text,
@@ -92,38 +93,48 @@ static void on_message(kvrelay_caller *self, uint32_t call, const uint8_t *bytes
   t->behind->message(t->behind, call, bytes, len, now_ns);
 }
 
-/* Pools that were asked for are followed; with --pool only that one.  To be done for each catalog:
- * another relay may come with the revision of the one before. */
-static void follow(session *s) {
+/* Pools that were asked for are followed; with --pool only that one, which must be in the first
+ * catalog.  To be done for each catalog: another relay may come with the revision of the one
+ * before.  EXIT_FINE, or EXIT_NO after a message. */
+static int follow(tap *t) {
+  const session *s = t->s;
   uint64_t revision;
   uint32_t pools;
+  kvrelay_pool_view v;
+  char endpoint[512];
   if (!kvrelay_consumer_catalog(&s->consumer, &revision, &pools))
-    return;
-  for (uint32_t i = 0; i < pools; i++) {
-    kvrelay_pool_view v;
-    char endpoint[512], name[KVRELAY_POOL_NAME_CAP];
-    if (kvrelay_consumer_pool_get(&s->consumer, i, session_now(s), &v) != KVRELAY_OK)
-      continue;
-    kvrelay_pool_id_format(&v.descriptor->producer.pool_id, name);
-    if (s->o->pool == NULL ||
-        strcmp(s->o->pool, endpoint_name(&v.descriptor->serving_endpoint, endpoint)) == 0 ||
-        strcmp(s->o->pool, name) == 0)
-      (void)!kvrelay_consumer_follow(&s->consumer, i, true, session_now(s));
-  }
+    return EXIT_FINE;
+  t->found = t->found || s->o->pool == NULL;
+  for (uint32_t i = 0; i < pools; i++)
+    if (kvrelay_consumer_pool_get(&s->consumer, i, session_now(s), &v) == KVRELAY_OK &&
+        is_pool(s->o->pool, v.descriptor)) {
+      (void)!kvrelay_consumer_follow(&t->s->consumer, i, true, session_now(s));
+      t->found = true;
+    }
+  if (t->found)
+    return EXIT_FINE;
+  fprintf(stderr, "kvrelay: no pool '%s'; the catalog has:", s->o->pool);
+  for (uint32_t i = 0; i < pools; i++)
+    if (kvrelay_consumer_pool_get(&s->consumer, i, session_now(s), &v) == KVRELAY_OK)
+      fprintf(stderr, " %s", endpoint_name(&v.descriptor->serving_endpoint, endpoint));
+  fputc('\n', stderr);
+  return EXIT_NO;
 }
 
-static void take_event(session *s, const kvrelay_event_out *event) {
+static int take_event(tap *t, const kvrelay_event_out *event) {
+  session *s = t->s;
   kvrelay_pool_view v;
   char endpoint[512], said[512];
   session_tell(s, event);
   if (event->kind == KVRELAY_EVENT_CATALOG)
-    follow(s);
+    return follow(t);
   if (event->kind == KVRELAY_EVENT_POOL_VOID &&
       kvrelay_consumer_pool_get(&s->consumer, event->pool, session_now(s), &v) == KVRELAY_OK)
     fprintf(stderr, "kvrelay: %s lost (%s)\n",
             endpoint_name(&v.descriptor->serving_endpoint, endpoint),
             event->fault != KVRELAY_FAULT_NONE ? fault_name(event->fault)
                                                : end_text(&event->status, said));
+  return EXIT_FINE;
 }
 
 int cmd_watch(const options *o) {
@@ -142,8 +153,8 @@ int cmd_watch(const options *o) {
   while (code == EXIT_FINE && (o->count == 0 || t.shown < o->count)) {
     kvrelay_event_out event;
     code = session_turn(&s);
-    while (kvrelay_consumer_event_next(&s.consumer, &event) == 1)
-      take_event(&s, &event);
+    while (code == EXIT_FINE && kvrelay_consumer_event_next(&s.consumer, &event) == 1)
+      code = take_event(&t, &event);
     if (t.shown != 0)
       session_answered(&s);
   }

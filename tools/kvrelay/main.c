@@ -31,7 +31,8 @@ static const char usage[] =
     "  --adapter NAME       query: LoRA adapter of that model\n"
     "  --namespace NAME     query: cache namespace (what engines call cache salt)\n"
     "  --pool NAME          watch, conform: one pool only,\n"
-    "                       namespace/component/endpoint\n"
+    "                       namespace/component/endpoint, or the identity that\n"
+    "                       catalog --json shows\n"
     "  --watch              catalog: go on, a catalog per change\n"
     "  --count N            watch, catalog --watch: stop after N frames or catalogs;\n"
     "                       0 = never (default)\n"
@@ -58,6 +59,7 @@ static const char usage[] =
     "the prompt is shorter than a block, or no pool serves the model; 2 when a pool\n"
     "has not answered and no other holds a block, when no pool of the model can be\n"
     "used, and when its name has two meanings.\n"
+    "watch, conform: 1 when the relay has no pool of that name.\n"
     "conform: 1 when a scenario failed.\n";
 /* clang-format on */
 
@@ -102,6 +104,13 @@ static bool parse_count(const char *text, uint64_t *out) {
   return text[0] >= '0' && text[0] <= '9' && *end == 0;
 }
 
+/* An endpoint a/b/c, or an identity, which has a colon. */
+static bool is_pool_name(const char *text) {
+  const char *first = strchr(text, '/'), *second = first == NULL ? NULL : strchr(first + 1, '/');
+  return strchr(text, ':') != NULL || (second != NULL && first != text && second != first + 1 &&
+                                       second[1] != 0 && strchr(second + 1, '/') == NULL);
+}
+
 /* Options may stand anywhere behind the command; what is left over is the target.  As long as the
  * list of options. */
 static int parse(int argc, char **argv, const struct command *command, options *o) {
@@ -143,6 +152,8 @@ static int parse(int argc, char **argv, const struct command *command, options *
       o->namespace_ = optarg;
       break;
     case POOL:
+      if (!is_pool_name(optarg))
+        return bad("--pool takes namespace/component/endpoint, not", optarg);
       o->pool = optarg;
       break;
     case WATCH:

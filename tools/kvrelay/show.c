@@ -81,6 +81,15 @@ const char *endpoint_name(const kvrelay_endpoint *e, char out[512]) {
   return out;
 }
 
+bool is_pool(const char *name, const kvrelay_descriptor *d) {
+  char identity[KVRELAY_POOL_NAME_CAP], endpoint[512];
+  if (name == NULL)
+    return true;
+  kvrelay_pool_id_format(&d->producer.pool_id, identity);
+  return strcmp(name, identity) == 0 ||
+         strcmp(name, endpoint_name(&d->serving_endpoint, endpoint)) == 0;
+}
+
 const char *hash_format_name(int32_t format) {
   return format == HASHFMT_FORMAT_STANDARD ? "standard"
          : format == HASHFMT_FORMAT_EAGLE  ? "eagle"

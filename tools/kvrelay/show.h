@@ -24,6 +24,8 @@ const char *status_text(const kvrelay_status *status, char out[512]); /* what it
 const char *end_text(const kvrelay_status *status, char out[512]);
 const char *endpoint_name(const kvrelay_endpoint *e,
                           char out[512]); /* namespace/component/endpoint */
+/* Whether --pool means this one: its endpoint's name or its identity; NULL means all. */
+bool is_pool(const char *name, const kvrelay_descriptor *d);
 const char *hash_format_name(int32_t format);
 const char *replica_state_name(int32_t state);
 const char *fault_name(int32_t fault);

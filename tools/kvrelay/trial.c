@@ -199,15 +199,19 @@ int trial_refused(trial *t, uint32_t call, int32_t grpc, int32_t reason, const c
 
 /* ---- pools ---- */
 
-static bool is_wanted(const options *o, const kvrelay_descriptor *d) {
-  char name[KVRELAY_POOL_NAME_CAP], endpoint[512];
-  if (kvrelay_check_descriptor(d).class_ != KVRELAY_CLASS_OK)
-    return false;
-  if (o->pool == NULL)
-    return true;
-  kvrelay_pool_id_format(&d->producer.pool_id, name);
-  return strcmp(o->pool, name) == 0 ||
-         strcmp(o->pool, endpoint_name(&d->serving_endpoint, endpoint)) == 0;
+int trial_names(trial *t) {
+  const kvrelay_request q = trial_request(t, KVRELAY_METHOD_WATCH_CATALOG);
+  char endpoint[512];
+  kvrelay_catalog_update m;
+  TRY(trial_first(t, &q, &m));
+  for (size_t i = 0; i < m.pools_len; i++)
+    if (is_pool(t->o->pool, &m.pools[i]))
+      return TRIAL_PASSED;
+  fprintf(stderr, "kvrelay: no pool '%s'; the catalog has:", t->o->pool);
+  for (size_t i = 0; i < m.pools_len; i++)
+    fprintf(stderr, " %s", endpoint_name(&m.pools[i].serving_endpoint, endpoint));
+  fputc('\n', stderr);
+  return TRIAL_NO_POOL;
 }
 
 int trial_pool(trial *t) {
@@ -217,7 +221,8 @@ int trial_pool(trial *t) {
   kvrelay_catalog_update m;
   TRY(trial_message(t, call, q.method, &m));
   for (size_t i = 0; i < m.pools_len; i++)
-    if (is_wanted(t->o, &m.pools[i]) &&
+    if (is_pool(t->o->pool, &m.pools[i]) &&
+        kvrelay_check_descriptor(&m.pools[i]).class_ == KVRELAY_CLASS_OK &&
         (best == NULL ||
          m.pools[i].producer.ckf_format.bucket_count < best->producer.ckf_format.bucket_count))
       best = &m.pools[i];

@@ -12,7 +12,8 @@ enum trial_verdict {
   TRIAL_FAILED,
   TRIAL_NOT_APPLICABLE, /* the relay has nothing to try it with, or no place for us */
   TRIAL_AGAIN,          /* the relay moved on in the middle: a pool or a producer went */
-  TRIAL_SILENT          /* of trial_frame: nothing came */
+  TRIAL_SILENT,         /* of trial_frame: nothing came */
+  TRIAL_NO_POOL         /* of trial_names: the catalog has none that --pool could mean */
 };
 
 /* A step of a scenario: what did not pass is its verdict. */
@@ -65,6 +66,8 @@ int trial_accepted(trial *t, const kvrelay_request *q, const char *what);
 /* The call ends with this status and reason before any message. */
 int trial_refused(trial *t, uint32_t call, int32_t grpc, int32_t reason, const char *what);
 
+/* PASSED, NO_POOL after a message, or why there is no catalog. */
+int trial_names(trial *t);
 /* Chooses the smallest usable pool, or --pool. */
 int trial_pool(trial *t);
 
