@@ -129,6 +129,7 @@ def usage():
         (["info", "127.0.0.1:1", "--model", "x"], "kvrelay: info takes no --model"),
         (["info", "127.0.0.1:1", "--subscriber-id", "x"], "kvrelay: info takes no --subscriber-id"),
         (["catalog", "127.0.0.1:1", "--pool", "a/b/c"], "kvrelay: catalog takes no --pool"),
+        (["catalog", "127.0.0.1:1", "--count", "2"], "kvrelay: catalog --count needs --watch"),
         (["watch", "127.0.0.1:1", "--watch"], "kvrelay: watch takes no --watch"),
         (["conform", "127.0.0.1:1", "--count", "1"], "kvrelay: conform takes no --count"),
         (["query", "127.0.0.1:1", "--pool", "a/b/c"], "kvrelay: query takes no --pool"),

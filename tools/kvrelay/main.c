@@ -180,6 +180,8 @@ static int parse(int argc, char **argv, const struct command *command, options *
   }
   if (optind + 1 != argc)
     return bad(optind == argc ? "a target host:port is missing" : "one target only", NULL);
+  if (command->run == cmd_catalog && o->count != 0 && !o->watch)
+    return bad("catalog --count needs --watch", NULL);
   o->target = argv[optind];
   return EXIT_FINE;
 }

@@ -133,7 +133,7 @@ int tokens_parse(const char *text, size_t len, uint32_t **tokens, size_t *count,
     show_format(why, 640, "at '%s', byte %zu of the tokens: %s", printable(word, shown), start + 1,
                 wrong);
   else
-    show_format(why, 640, "the tokens, %zu bytes: %s", len, wrong);
+    show_format(why, 640, "the tokens (%zu bytes): %s", len, wrong);
   free(r.list);
   return -1;
 }
