@@ -509,6 +509,8 @@ KVRELAY_API bool kvrelay_method_offered(int32_t method);
 static inline bool kvrelay_text_equal(kvrelay_text a, kvrelay_text b) {
   return a.len == b.len && (a.len == 0 || KVRELAY_MEMCMP(a.ptr, b.ptr, a.len) == 0);
 }
+/* Order of the bytes, a beginning before what goes on: below 0, 0 or above 0. */
+KVRELAY_API int kvrelay_text_compare(kvrelay_text a, kvrelay_text b);
 
 /* ==== API: identity ==== */
 
@@ -2318,7 +2320,7 @@ static kvrelay_text kvrelay_word_(const char *word) {
   return t;
 }
 
-static int kvrelay_text_compare_(kvrelay_text a, kvrelay_text b) {
+KVRELAY_API int kvrelay_text_compare(kvrelay_text a, kvrelay_text b) {
   size_t n = a.len < b.len ? a.len : b.len;
   int order = n == 0 ? 0 : KVRELAY_MEMCMP(a.ptr, b.ptr, n);
   return order != 0 ? order : (a.len > b.len) - (a.len < b.len);
@@ -2340,8 +2342,8 @@ static int kvrelay_put_map_(hashfmt_blake3_state *h, const kvrelay_map_entry *ma
   for (size_t done = 0; done < map_len; done++) {
     const kvrelay_map_entry *next = NULL;
     for (size_t i = 0; i < map_len; i++)
-      if ((last == NULL || kvrelay_text_compare_(map[i].key, last->key) > 0) &&
-          (next == NULL || kvrelay_text_compare_(map[i].key, next->key) < 0))
+      if ((last == NULL || kvrelay_text_compare(map[i].key, last->key) > 0) &&
+          (next == NULL || kvrelay_text_compare(map[i].key, next->key) < 0))
         next = &map[i];
     if (next == NULL)
       return KVRELAY_ERR_ARG; /* a key was repeated */
@@ -2661,7 +2663,7 @@ static kvrelay_verdict kvrelay_check_target_(const kvrelay_target *m) {
 
 static int kvrelay_aliases_compare_(const void *list, size_t a, size_t b) {
   const kvrelay_text *const aliases = (const kvrelay_text *)list;
-  return kvrelay_text_compare_(aliases[a], aliases[b]);
+  return kvrelay_text_compare(aliases[a], aliases[b]);
 }
 
 KVRELAY_API kvrelay_verdict kvrelay_check_registration(const kvrelay_registration *m) {
@@ -2764,8 +2766,8 @@ static kvrelay_verdict kvrelay_check_member_(const kvrelay_topology_entry *m, si
 static int kvrelay_members_compare_(const void *list, size_t a, size_t b) {
   const kvrelay_topology_member *const members = (const kvrelay_topology_member *)list;
   const kvrelay_endpoint *const x = &members[a].endpoint, *const y = &members[b].endpoint;
-  const int c = kvrelay_text_compare_(x->component, y->component);
-  return c != 0 ? c : kvrelay_text_compare_(x->endpoint, y->endpoint);
+  const int c = kvrelay_text_compare(x->component, y->component);
+  return c != 0 ? c : kvrelay_text_compare(x->endpoint, y->endpoint);
 }
 
 static kvrelay_verdict kvrelay_check_members_(const kvrelay_topology_entry *m) {
@@ -2793,7 +2795,7 @@ static kvrelay_verdict kvrelay_check_adapter_(const kvrelay_adapter_readiness *a
 
 static int kvrelay_adapters_compare_(const void *list, size_t a, size_t b) {
   const kvrelay_adapter_readiness *const adapters = (const kvrelay_adapter_readiness *)list;
-  return kvrelay_text_compare_(adapters[a].canonical_model_id, adapters[b].canonical_model_id);
+  return kvrelay_text_compare(adapters[a].canonical_model_id, adapters[b].canonical_model_id);
 }
 
 static kvrelay_verdict kvrelay_check_adapters_(const kvrelay_topology_entry *m) {
@@ -3580,7 +3582,7 @@ static bool kvrelay_descriptor_fit_(const kvrelay_descriptor *d) {
 
 static bool kvrelay_text_before_(const void *context, const void *a, const void *b) {
   (void)context;
-  return kvrelay_text_compare_(*(const kvrelay_text *)a, *(const kvrelay_text *)b) < 0;
+  return kvrelay_text_compare(*(const kvrelay_text *)a, *(const kvrelay_text *)b) < 0;
 }
 
 /* Whether an id or alias stands twice in a descriptor; `names` has room for all of them. */
@@ -3696,8 +3698,8 @@ static bool kvrelay_registrations_same_(const kvrelay_endpoint_state *s,
     size_t low = 0, high = s->registrations_len;
     while (low < high) {
       const size_t middle = low + (high - low) / 2;
-      if (kvrelay_text_compare_(s->registrations[middle].canonical_model_id,
-                                d->registrations[i].canonical_model_id) < 0)
+      if (kvrelay_text_compare(s->registrations[middle].canonical_model_id,
+                               d->registrations[i].canonical_model_id) < 0)
         low = middle + 1;
       else
         high = middle;
@@ -5524,7 +5526,7 @@ static bool kvrelay_name_before_(const void *context, const void *a, const void 
   const kvrelay_consumer_name_ *const y = (const kvrelay_consumer_name_ *)b;
   const kvrelay_semantics *const s = &pools[x->pool].query_semantics;
   const kvrelay_semantics *const t = &pools[y->pool].query_semantics;
-  const int order = kvrelay_text_compare_(x->text, y->text);
+  const int order = kvrelay_text_compare(x->text, y->text);
   if (x->adapter != y->adapter)
     return y->adapter;
   if (order != 0)
@@ -5815,8 +5817,8 @@ static void kvrelay_copy_entry_(kvrelay_bump_ *b, const kvrelay_topology_entry *
 
 static int kvrelay_entry_compare_(const kvrelay_topology_entry *e, kvrelay_text namespace_,
                                   kvrelay_text id) {
-  const int order = kvrelay_text_compare_(e->namespace_, namespace_);
-  return order != 0 ? order : kvrelay_text_compare_(e->canonical_model_id, id);
+  const int order = kvrelay_text_compare(e->namespace_, namespace_);
+  return order != 0 ? order : kvrelay_text_compare(e->canonical_model_id, id);
 }
 
 static bool kvrelay_entry_before_(const void *context, const void *a, const void *b) {
@@ -6457,7 +6459,7 @@ static bool kvrelay_run_find_(const kvrelay_catalog_copy_ *copy, kvrelay_text te
   while (from < to) {
     const size_t middle = from + (to - from) / 2;
     const kvrelay_consumer_name_ *const name = &copy->names[middle];
-    if (name->adapter != adapter ? adapter : kvrelay_text_compare_(name->text, text) < 0)
+    if (name->adapter != adapter ? adapter : kvrelay_text_compare(name->text, text) < 0)
       from = middle + 1;
     else
       to = middle;
@@ -6910,7 +6912,7 @@ static int kvrelay_shape_compare_(const kvrelay_card *a, const kvrelay_card *b) 
   const kvrelay_roles *const as = kvrelay_card_needs_(a, &an), *const bs =
                                                                    kvrelay_card_needs_(b, &bn);
   int c = kvrelay_u64_compare_((uint64_t)kvrelay_card_role_(a), (uint64_t)kvrelay_card_role_(b));
-  c = c != 0 ? c : kvrelay_text_compare_(a->model_type, b->model_type);
+  c = c != 0 ? c : kvrelay_text_compare(a->model_type, b->model_type);
   c = c != 0 ? c : kvrelay_u64_compare_(an, bn);
   for (i = 0; c == 0 && i < an; i++) {
     c = kvrelay_u64_compare_(as[i].len, bs[i].len);
@@ -6948,8 +6950,8 @@ static void kvrelay_card_numbers_(const kvrelay_card *c, uint64_t out[KVRELAY_CA
 static int kvrelay_card_compare_(const kvrelay_card *a, const kvrelay_card *b) {
   uint64_t as[KVRELAY_CARD_NUMBERS_], bs[KVRELAY_CARD_NUMBERS_];
   size_t i;
-  int c = kvrelay_text_compare_(a->model_id, b->model_id);
-  c = c != 0 ? c : kvrelay_text_compare_(a->adapter, b->adapter);
+  int c = kvrelay_text_compare(a->model_id, b->model_id);
+  c = c != 0 ? c : kvrelay_text_compare(a->adapter, b->adapter);
   c = c != 0 ? c : kvrelay_domain_compare_(&a->domain, &b->domain);
   kvrelay_card_numbers_(a, as);
   kvrelay_card_numbers_(b, bs);
@@ -7030,7 +7032,7 @@ static uint32_t kvrelay_site_bases_(kvrelay_deriving_ *d, kvrelay_site_ *site) {
     roles |= KVRELAY_ROLE_BIT_(kvrelay_card_role_(c));
     if (site->base_model.len == 0)
       site->base_model = c->model_id;
-    else if (kvrelay_text_compare_(site->base_model, c->model_id) != 0)
+    else if (kvrelay_text_compare(site->base_model, c->model_id) != 0)
       kvrelay_conflict_(s, KVRELAY_CONFLICT_TOPOLOGY, "more than one base model");
   }
   if (first == NULL)
@@ -7095,13 +7097,13 @@ static void kvrelay_deriving_sites_(kvrelay_deriving_ *d) {
 
 static int kvrelay_target_compare_(const kvrelay_target *a, const kvrelay_target *b) {
   int c = (int)a->kind - (int)b->kind;
-  c = c != 0 ? c : kvrelay_text_compare_(a->base_model, b->base_model);
-  return c != 0 ? c : kvrelay_text_compare_(a->adapter, b->adapter);
+  c = c != 0 ? c : kvrelay_text_compare(a->base_model, b->base_model);
+  return c != 0 ? c : kvrelay_text_compare(a->adapter, b->adapter);
 }
 
 static int kvrelay_registration_compare_(const kvrelay_registration *a,
                                          const kvrelay_registration *b) {
-  const int c = kvrelay_text_compare_(a->canonical_model_id, b->canonical_model_id);
+  const int c = kvrelay_text_compare(a->canonical_model_id, b->canonical_model_id);
   return c != 0 ? c : kvrelay_target_compare_(&a->target, &b->target);
 }
 
@@ -7131,7 +7133,7 @@ static bool kvrelay_binding_before_(const void *context, const void *a, const vo
 static bool kvrelay_claim_before_(const void *context, const void *a, const void *b) {
   const kvrelay_claimed_ *const claimed = (const kvrelay_claimed_ *)context;
   const kvrelay_claim_ *const x = (const kvrelay_claim_ *)a, *const y = (const kvrelay_claim_ *)b;
-  const int c = kvrelay_text_compare_(x->name, y->name);
+  const int c = kvrelay_text_compare(x->name, y->name);
   if (c != 0 || x->registration == y->registration)
     return c < 0;
   return kvrelay_registration_compare_(&claimed[x->registration].registration,
@@ -7144,7 +7146,7 @@ static bool kvrelay_claim_home_before_(const void *context, const void *a, const
   (void)context;
   if (x->registration != y->registration)
     return x->registration < y->registration;
-  return x->alias != y->alias ? y->alias : kvrelay_text_compare_(x->name, y->name) < 0;
+  return x->alias != y->alias ? y->alias : kvrelay_text_compare(x->name, y->name) < 0;
 }
 
 static void kvrelay_claim_add_(kvrelay_deriving_ *d, kvrelay_text name, uint32_t registration,
@@ -7172,7 +7174,7 @@ static void kvrelay_deriving_claims_(kvrelay_deriving_ *d) {
     p->registration = (uint32_t)d->claimed_len - 1;
     for (k = 0; k < p->card->aliases_len; k++)
       if (kvrelay_name_valid_(p->card->aliases[k]) &&
-          kvrelay_text_compare_(p->card->aliases[k], p->card->model_id) != 0)
+          kvrelay_text_compare(p->card->aliases[k], p->card->model_id) != 0)
         kvrelay_claim_add_(d, p->card->aliases[k], p->registration, true);
   }
 }
@@ -7185,7 +7187,7 @@ static void kvrelay_deriving_ambiguous_(kvrelay_deriving_ *d) {
     const kvrelay_claim_ *const first = &d->claims[from];
     bool ambiguous;
     for (to = from + 1;
-         to < d->claims_len && kvrelay_text_compare_(first->name, d->claims[to].name) == 0; to++) {
+         to < d->claims_len && kvrelay_text_compare(first->name, d->claims[to].name) == 0; to++) {
     }
     ambiguous = kvrelay_claim_before_(d->claimed, first, &d->claims[to - 1]);
     for (size_t i = from; ambiguous && i < to; i++) {
@@ -7213,7 +7215,7 @@ static void kvrelay_deriving_registrations_(kvrelay_deriving_ *d) {
       const kvrelay_claim_ *const name = &d->claims[claim];
       if (name->alias && !name->ambiguous &&
           (r->aliases_len == 0 ||
-           kvrelay_text_compare_(r->aliases[r->aliases_len - 1], name->name) != 0)) {
+           kvrelay_text_compare(r->aliases[r->aliases_len - 1], name->name) != 0)) {
         d->aliases[aliases++] = name->name;
         r->aliases_len++;
       }
@@ -7272,9 +7274,9 @@ static void kvrelay_deriving_pools_(kvrelay_deriving_ *d) {
 static bool kvrelay_site_model_before_(const void *context, const void *a, const void *b) {
   const kvrelay_site_ *const sites = (const kvrelay_site_ *)context;
   const uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
-  int c = kvrelay_text_compare_(sites[x].state->endpoint.namespace_,
-                                sites[y].state->endpoint.namespace_);
-  c = c != 0 ? c : kvrelay_text_compare_(sites[x].base_model, sites[y].base_model);
+  int c = kvrelay_text_compare(sites[x].state->endpoint.namespace_,
+                               sites[y].state->endpoint.namespace_);
+  c = c != 0 ? c : kvrelay_text_compare(sites[x].base_model, sites[y].base_model);
   return c != 0 ? c < 0 : x < y;
 }
 
@@ -7282,7 +7284,7 @@ static bool kvrelay_site_model_before_(const void *context, const void *a, const
 static bool kvrelay_unit_before_(const void *context, const void *a, const void *b) {
   const kvrelay_placed_ *const x = *(kvrelay_placed_ *const *)a;
   const kvrelay_placed_ *const y = *(kvrelay_placed_ *const *)b;
-  const int c = kvrelay_text_compare_(x->card->model_id, y->card->model_id);
+  const int c = kvrelay_text_compare(x->card->model_id, y->card->model_id);
   (void)context;
   if (c != 0 || x->endpoint != y->endpoint)
     return c != 0 ? c < 0 : x->endpoint < y->endpoint;
@@ -7350,8 +7352,8 @@ static void kvrelay_entry_(kvrelay_deriving_ *d, size_t from, size_t to) {
   n = kvrelay_entry_cards_(d, from, to, KVRELAY_CARD_ADAPTER_);
   for (first = 0; first < n; first = end, e->adapters_len++) {
     kvrelay_adapter_readiness *const a = &d->adapters[d->adapters_len++];
-    for (end = first + 1; end < n && kvrelay_text_compare_(d->shaped[first]->card->model_id,
-                                                           d->shaped[end]->card->model_id) == 0;
+    for (end = first + 1; end < n && kvrelay_text_compare(d->shaped[first]->card->model_id,
+                                                          d->shaped[end]->card->model_id) == 0;
          end++) {
     }
     r = kvrelay_units_judge_(d, d->shaped + first, end - first);
@@ -7371,9 +7373,9 @@ static void kvrelay_deriving_entries_(kvrelay_deriving_ *d) {
     const kvrelay_site_ *const first = &d->sites[d->order[from]];
     for (to = from + 1; to < n; to++) {
       const kvrelay_site_ *const site = &d->sites[d->order[to]];
-      if (kvrelay_text_compare_(first->state->endpoint.namespace_,
-                                site->state->endpoint.namespace_) != 0 ||
-          kvrelay_text_compare_(first->base_model, site->base_model) != 0)
+      if (kvrelay_text_compare(first->state->endpoint.namespace_,
+                               site->state->endpoint.namespace_) != 0 ||
+          kvrelay_text_compare(first->base_model, site->base_model) != 0)
         break;
     }
     kvrelay_entry_(d, from, to);

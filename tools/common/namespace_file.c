@@ -90,9 +90,7 @@ static kvrelay_text text_of_json(const json_t *value) {
 }
 
 static int compare(const void *left, const void *right) {
-  const kvrelay_text *a = left, *b = right;
-  const int order = memcmp(a->ptr, b->ptr, a->len < b->len ? a->len : b->len);
-  return order ? order : (a->len > b->len) - (a->len < b->len);
+  return kvrelay_text_compare(*(const kvrelay_text *)left, *(const kvrelay_text *)right);
 }
 
 /* The namespaces of the file, in its order; texts are lent from it. */

@@ -292,16 +292,10 @@ static int find_twice(const void *list, size_t len, size_t size,
 
 static int by_u64(uint64_t a, uint64_t b) { return (a > b) - (a < b); }
 
-static int by_text(kvrelay_text a, kvrelay_text b) {
-  const size_t len = a.len < b.len ? a.len : b.len;
-  const int order = len == 0 ? 0 : memcmp(a.ptr, b.ptr, len);
-  return order != 0 ? order : by_u64(a.len, b.len);
-}
-
 static int by_model(const void *x, const void *y) {
   const kvrelay_topology_entry *const a = x, *const b = y;
-  const int order = by_text(a->canonical_model_id, b->canonical_model_id);
-  return order != 0 ? order : by_text(a->namespace_, b->namespace_);
+  const int order = kvrelay_text_compare(a->canonical_model_id, b->canonical_model_id);
+  return order != 0 ? order : kvrelay_text_compare(a->namespace_, b->namespace_);
 }
 
 /* The producers are valid, so no other field can differ. */
