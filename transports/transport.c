@@ -2,6 +2,14 @@
 
 #include "transport.h"
 
+#include <time.h>
+
+uint64_t kvrelay_now_ns(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
 const char *kvrelay_transport_strerror(int err) {
   switch (err) {
   case KVRELAY_TRANSPORT_OK:

@@ -50,6 +50,9 @@ enum kvrelay_transport_err {
 };
 const char *kvrelay_transport_strerror(int err);
 
+/* The monotonic clock that all transports on sockets go by. */
+uint64_t kvrelay_now_ns(void);
+
 typedef struct kvrelay_transport kvrelay_transport;
 struct kvrelay_transport {
   int (*run_once)(kvrelay_transport *t, uint64_t timeout_ns);

@@ -65,7 +65,7 @@ static void on_line(evutil_socket_t fd, short what, void *argument) {
 
 static void run(kvrelay_relay_service *service, kvrelay_transport *server) {
   while (!ended) {
-    uint64_t now = serve_now_ns();
+    uint64_t now = kvrelay_now_ns();
     kvrelay_relay_service_poll(service, now);
     serve_poll(&served, now);
     if (server->run_once(server, TURN_NS) < 0)
@@ -78,7 +78,7 @@ static int serve_plan(const plan *p) {
   kvrelay_transport *server;
   kvrelay_grpc_server_config cfg = kvrelay_grpc_server_config_default();
   char address[128];
-  if (scope_open(&whole, NULL, NULL, serve_now_ns()) != 0 || serve_reserve(&served, p) != 0 ||
+  if (scope_open(&whole, NULL, NULL, kvrelay_now_ns()) != 0 || serve_reserve(&served, p) != 0 ||
       serve_open(&served, &whole) != 0)
     return 71;
   kvrelay_relay_service_config over = kvrelay_relay_service_config_default(&served.relay);

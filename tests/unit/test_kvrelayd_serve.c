@@ -69,7 +69,7 @@ static void open_world(world *w, const char *namespace_) {
   cr_assert_not_null(w->config, "%d", code);
   w->plan = plan_make(w->config, stdout);
   cr_assert_not_null(w->plan);
-  w->now_ns = serve_now_ns();
+  w->now_ns = kvrelay_now_ns();
   cr_assert_eq(scope_open(&w->scope, w->sources_path, NULL, w->now_ns), 0);
   cr_assert_eq(serve_reserve(&w->serve, w->plan), 0);
   cr_assert_eq(w->serve.pools_count, 1);
@@ -152,7 +152,7 @@ Test(kvrelayd_serve, a_fenced_producer_starts_again_in_the_next_turn_at_once) {
   world w;
   open_world(&w, "prod");
   cr_assert_eq(serve_open(&w.serve, &w.scope), 0);
-  w.now_ns = serve_now_ns();
+  w.now_ns = kvrelay_now_ns();
   serve_poll(&w.serve, w.now_ns);
   cr_assert_gt(serve_deadline_ns(&w.serve), w.now_ns);
   w.pool->producer.filter_.format_.bucket_count /= 2;
@@ -178,7 +178,7 @@ Test(kvrelayd_serve, a_fenced_producer_that_cannot_be_published_has_its_sources_
   world w;
   open_world(&w, "prod");
   cr_assert_eq(serve_open(&w.serve, &w.scope), 0);
-  serve_poll(&w.serve, serve_now_ns());
+  serve_poll(&w.serve, kvrelay_now_ns());
   cr_assert(!w.pool->feeds[0].stirred);
   const size_t ranks_len = w.pool->ranks_len;
   w.pool->ranks_len = 0;

@@ -140,7 +140,7 @@ int feed_engine_connect(feed *f, struct event_base *base, void *zmq_context) {
               f->worker->events.endpoint);
     return 78;
   }
-  f->link_ns = serve_now_ns();
+  f->link_ns = kvrelay_now_ns();
   cfg.context = zmq_context;
   cfg.base = base;
   cfg.endpoint = endpoint;

@@ -34,7 +34,7 @@ int feed_trace_read(feed *f) {
   trace t;
   trace_record record;
   char why[128];
-  uint64_t batches = 0, replies = 0, said_ns = serve_now_ns();
+  uint64_t batches = 0, replies = 0, said_ns = kvrelay_now_ns();
   int more = 1, err = KVRELAY_OK;
   if (trace_open(&t, path) != 0) {
     log_event(LOG_ERROR, "trace_failed", "source=%s file=%s error=\"%s\"", f->name, path,
@@ -42,7 +42,7 @@ int feed_trace_read(feed *f) {
     return 69;
   }
   while (err == KVRELAY_OK && (more = trace_next(&t, &record, why)) == 1) {
-    uint64_t now_ns = serve_now_ns();
+    uint64_t now_ns = kvrelay_now_ns();
     if (record.kind != TRACE_LIVE) {
       replies++; /* answers to questions that nobody asks of a recording */
       continue;

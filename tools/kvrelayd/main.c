@@ -73,7 +73,7 @@ static void on_transport_log(void *context, int level, const char *event, const 
 static int open_scope(scope *s, const char *sources) {
   const char *connection = sources == NULL ? NULL : getenv("DYN_RELAY_CONNECTION_REVISION");
   if (connection == NULL || connection[0] != '\0')
-    return scope_open(s, sources, connection, serve_now_ns());
+    return scope_open(s, sources, connection, kvrelay_now_ns());
   memset(s, 0, sizeof *s);
   log_event(LOG_ERROR, "sources_file",
             "error=\"DYN_RELAY_CONNECTION_REVISION is empty: unset it, or name a revision\"");
@@ -142,7 +142,7 @@ static void arm_deadline(daemon_ *d, uint64_t now_ns) {
 static int run(daemon_ *d) {
   bool stopping = false;
   for (;;) {
-    uint64_t now = serve_now_ns();
+    uint64_t now = kvrelay_now_ns();
     if (d->stops != 0 && !stopping) {
       stopping = true;
       kvrelay_relay_shutdown(&d->serve.relay, now);

@@ -7,19 +7,12 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/random.h>
-#include <time.h>
 #include <zmq.h>
 
 #include "log.h"
 
 /* Room the decoder may use for the tokens of one event; larger events are counted and skipped. */
 #define SERVE_MAX_EVENT_TOKENS ((size_t)1 << 20)
-
-uint64_t serve_now_ns(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
 
 void *serve_pages(serve *s, size_t bytes) {
   if (bytes == 0)
@@ -296,7 +289,7 @@ int serve_reserve(serve *s, const plan *p) {
   memset(s, 0, sizeof *s);
   s->plan = p;
   s->pools = calloc(p->pools_count + 1u, sizeof *s->pools);
-  int code = s->pools == NULL ? 71 : open_relay(s, p, serve_now_ns());
+  int code = s->pools == NULL ? 71 : open_relay(s, p, kvrelay_now_ns());
   if (code == 0)
     code = open_decoder(s);
   if (code != 0)
@@ -308,7 +301,7 @@ int serve_reserve(serve *s, const plan *p) {
 }
 
 int serve_open(serve *s, const scope *within) {
-  uint64_t now_ns = serve_now_ns();
+  uint64_t now_ns = kvrelay_now_ns();
   int code = 0;
   s->scope = within;
   log_event(LOG_INFO, "memory", "worst_case_bytes=%zu pools=%u", s->worst_case_bytes,

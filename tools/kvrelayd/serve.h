@@ -69,7 +69,6 @@ void serve_pool_changed(served_pool *pool, uint64_t now_ns);
 /* The state is broken: withdraw the producer and start again, empty. */
 void serve_pool_fence(served_pool *pool, uint64_t now_ns);
 
-uint64_t serve_now_ns(void);
 /* Zeroed memory from the system, reserved but not touched; NULL when there is none. */
 void *serve_pages(serve *s, size_t bytes);
 void serve_pages_free(void *mem, size_t bytes);

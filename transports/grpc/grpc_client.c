@@ -112,7 +112,7 @@ static void call_end(client_call *c, const kvrelay_status *status) {
   uint32_t number = c->number;
   kvrelay_status copy = *status;
   call_over(c);
-  k->caller->end(k->caller, number, &copy, kvrelay_grpc_now_ns());
+  k->caller->end(k->caller, number, &copy, kvrelay_now_ns());
 }
 
 static void call_fail(client_call *c, int32_t grpc, const char *text) {
@@ -210,7 +210,7 @@ static void call_receive(client_call *c, const uint8_t *bytes, size_t len) {
     bytes += used;
     len -= (size_t)used;
     if (message.base != NULL)
-      k->caller->message(k->caller, c->number, message.base, message.len, kvrelay_grpc_now_ns());
+      k->caller->message(k->caller, c->number, message.base, message.len, kvrelay_now_ns());
   }
 }
 
@@ -266,7 +266,7 @@ static int on_header(nghttp2_session *session, const nghttp2_frame *frame, nghtt
 static void on_settings(client *k) {
   if (k->state != CLIENT_HANDSHAKE)
     return;
-  uint64_t now = kvrelay_grpc_now_ns();
+  uint64_t now = kvrelay_now_ns();
   k->state = CLIENT_READY;
   k->backoff_ns = k->cfg.backoff_first_ns;
   k->ping_at_ns = later_by(now, k->keepalive_ns);
@@ -294,7 +294,7 @@ static void on_answer_headers(client_call *c, bool last) {
     return;
   c->got_headers = true;
   if (c->http_status == 200 && c->grpc_content) {
-    k->caller->admitted(k->caller, c->number, kvrelay_grpc_now_ns());
+    k->caller->admitted(k->caller, c->number, kvrelay_now_ns());
     return;
   }
   call_reset(c);
@@ -311,7 +311,7 @@ static int on_frame(nghttp2_session *session, const nghttp2_frame *frame, void *
   case NGHTTP2_PING:
     if ((frame->hd.flags & NGHTTP2_FLAG_ACK) && k->ping_open) {
       k->ping_open = false;
-      k->ping_at_ns = later_by(kvrelay_grpc_now_ns(), k->keepalive_ns);
+      k->ping_at_ns = later_by(kvrelay_now_ns(), k->keepalive_ns);
       kvrelay_grpc_link_rearm(&k->link);
     }
     return 0;
@@ -421,7 +421,7 @@ static client *client_of_link(const kvrelay_grpc_link *link) {
 }
 
 static void set_timer(client *k, uint64_t at_ns) {
-  uint64_t now = kvrelay_grpc_now_ns();
+  uint64_t now = kvrelay_now_ns();
   struct timeval wait = kvrelay_grpc_timeval(at_ns > now ? at_ns - now : 0);
   if (at_ns == KVRELAY_TIME_NONE)
     evtimer_del(k->timer);
@@ -440,7 +440,7 @@ static void all_closed(client *k) {
   k->state = CLIENT_CLOSED;
   set_timer(k, KVRELAY_TIME_NONE);
   k->caller->connection(k->caller, KVRELAY_CONNECTION_CLOSED, KVRELAY_TRANSPORT_CLOSED, "stopped",
-                        KVRELAY_TIME_NONE, kvrelay_grpc_now_ns());
+                        KVRELAY_TIME_NONE, kvrelay_now_ns());
 }
 
 /* There is no connection (any more): tell it, and when the next attempt comes. */
@@ -449,7 +449,7 @@ static void connection_failed(client *k, int err, const char *text) {
     all_closed(k);
     return;
   }
-  uint64_t now = kvrelay_grpc_now_ns();
+  uint64_t now = kvrelay_now_ns();
   /* The pause counts from the start of the last attempt, so a connection that lived for a while is
    * replaced at once. */
   uint64_t jittered = k->backoff_ns / 5 * 4 + random_below(k, k->backoff_ns / 5 * 2);
@@ -567,7 +567,7 @@ static void on_dialled(void *client_, int fd, int err, const char *text) {
 
 static void on_timer(evutil_socket_t fd, short what, void *client_) {
   client *k = client_;
-  uint64_t now = kvrelay_grpc_now_ns();
+  uint64_t now = kvrelay_now_ns();
   (void)fd;
   (void)what;
   k->loop.turns++;
@@ -611,7 +611,7 @@ static void on_wake(kvrelay_transport *t) { kvrelay_grpc_loop_wake(&client_of(t)
 
 static void on_stop(kvrelay_transport *t, uint64_t grace_ns) {
   client *k = client_of(t);
-  uint64_t now = kvrelay_grpc_now_ns();
+  uint64_t now = kvrelay_now_ns();
   k->stop_at_ns = later_by(now, grace_ns) - (grace_ns == KVRELAY_TIME_NONE ? 1 : 0);
   if (!has_link(k))
     set_timer(k, now);
@@ -641,7 +641,7 @@ static void on_close(kvrelay_transport *t) {
 
 static uint64_t on_now_ns(const kvrelay_transport *t) {
   (void)t;
-  return kvrelay_grpc_now_ns();
+  return kvrelay_now_ns();
 }
 
 static nghttp2_nv header(const char *name, const char *value, size_t value_len) {
@@ -727,7 +727,7 @@ kvrelay_grpc_client_config kvrelay_grpc_client_config_default(void) {
       .backoff_max_ns = 120 * SECOND_NS,
       .keepalive_interval_ns = 30 * SECOND_NS,
       .keepalive_timeout_ns = 20 * SECOND_NS,
-      .jitter_seed = kvrelay_grpc_now_ns(),
+      .jitter_seed = kvrelay_now_ns(),
   };
 }
 

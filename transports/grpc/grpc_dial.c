@@ -26,16 +26,16 @@ static bool cut_prefix(const char **text, const char *prefix) {
 /* Comma-separated numeric addresses. */
 static int parse_fixed(const char *text, kvrelay_grpc_target *out) {
   while (out->address_count < KVRELAY_GRPC_DIAL_MAX) {
-    char one[KVRELAY_GRPC_ADDRESS_CAP];
+    char one[KVRELAY_ADDRESS_CAP];
     size_t len = strcspn(text, ",");
     if (len >= sizeof one)
       return KVRELAY_TRANSPORT_ERR_ADDRESS;
     memcpy(one, text, len);
     one[len] = '\0';
-    if (kvrelay_grpc_address_split(one, out->host, sizeof out->host, out->port, sizeof out->port) !=
+    if (kvrelay_address_split(one, out->host, sizeof out->host, out->port, sizeof out->port) !=
             KVRELAY_TRANSPORT_OK ||
-        kvrelay_grpc_address_resolve(out->host, out->port, true, &out->address[out->address_count],
-                                     1) != 1)
+        kvrelay_address_resolve(out->host, out->port, true, &out->address[out->address_count], 1) !=
+            1)
       return KVRELAY_TRANSPORT_ERR_ADDRESS;
     if (out->address_count++ == 0)
       snprintf(out->authority, sizeof out->authority, "%s", one);
@@ -53,17 +53,17 @@ int kvrelay_grpc_target_parse(const char *text, kvrelay_grpc_target *out) {
     (void)cut_prefix(&text, "//"); /* "unix:///path" */
     out->address_count = 1;
     snprintf(out->authority, sizeof out->authority, "localhost");
-    return kvrelay_grpc_address_unix(text, &out->address[0]);
+    return kvrelay_address_unix(text, &out->address[0]);
   }
   if (cut_prefix(&text, "ipv4:") || cut_prefix(&text, "ipv6:"))
     return parse_fixed(text, out);
   if (!cut_prefix(&text, "dns:///"))
     (void)cut_prefix(&text, "dns:");
-  if (kvrelay_grpc_address_split(text, out->host, sizeof out->host, out->port, sizeof out->port) !=
+  if (kvrelay_address_split(text, out->host, sizeof out->host, out->port, sizeof out->port) !=
       KVRELAY_TRANSPORT_OK)
     return KVRELAY_TRANSPORT_ERR_ADDRESS;
   snprintf(out->authority, sizeof out->authority, "%s", text);
-  if (kvrelay_grpc_address_resolve(out->host, out->port, true, &out->address[0], 1) == 1)
+  if (kvrelay_address_resolve(out->host, out->port, true, &out->address[0], 1) == 1)
     out->address_count = 1;
   else
     out->kind = KVRELAY_GRPC_TARGET_NAME;
@@ -79,9 +79,8 @@ typedef struct resolver {
 
 static void *resolve_in_thread(void *job_) {
   resolver *job = job_;
-  kvrelay_grpc_address found[KVRELAY_GRPC_DIAL_MAX];
-  int count =
-      kvrelay_grpc_address_resolve(job->host, job->port, false, found, KVRELAY_GRPC_DIAL_MAX);
+  kvrelay_address found[KVRELAY_GRPC_DIAL_MAX];
+  int count = kvrelay_address_resolve(job->host, job->port, false, found, KVRELAY_GRPC_DIAL_MAX);
   size_t bytes = count > 0 ? (size_t)count * sizeof found[0] : 1; /* one byte: nothing found */
   memset(found, 0, count > 0 ? 0 : 1);
   (void)send(job->fd, found, bytes,
@@ -114,11 +113,11 @@ static int resolver_start(const kvrelay_grpc_target *target) {
 }
 
 /* The families take turns, starting with the one the system prefers. */
-static void interleave(kvrelay_grpc_address *list, int count) {
+static void interleave(kvrelay_address *list, int count) {
   for (int at = 1; at < count; at++)
     for (int i = at; list[at].storage.ss_family == list[at - 1].storage.ss_family && i < count; i++)
       if (list[i].storage.ss_family != list[at - 1].storage.ss_family) {
-        kvrelay_grpc_address moved = list[i];
+        kvrelay_address moved = list[i];
         memmove(&list[at + 1], &list[at], (size_t)(i - at) * sizeof *list);
         list[at] = moved;
       }
@@ -159,7 +158,7 @@ static void finish(kvrelay_grpc_dial *dial, int fd, int err, const char *text) {
 static void on_connected(evutil_socket_t fd, short what, void *attempt);
 
 static bool attempt_start(kvrelay_grpc_dial *dial) {
-  const kvrelay_grpc_address *address = &dial->address[dial->started];
+  const kvrelay_address *address = &dial->address[dial->started];
   kvrelay_grpc_attempt *a = &dial->attempt[dial->started++];
   int one = 1;
   a->dial = dial;

@@ -5,7 +5,7 @@
 
 #include <event2/event.h>
 
-#include "grpc_address.h"
+#include "../address.h"
 
 #define KVRELAY_GRPC_DIAL_MAX 8 /* addresses tried */
 
@@ -14,7 +14,7 @@ enum kvrelay_grpc_target_kind { KVRELAY_GRPC_TARGET_FIXED = 1, KVRELAY_GRPC_TARG
 /* A target of a client; fixed addresses are known, a name is resolved by each dial. */
 typedef struct kvrelay_grpc_target {
   int kind;
-  kvrelay_grpc_address address[KVRELAY_GRPC_DIAL_MAX];
+  kvrelay_address address[KVRELAY_GRPC_DIAL_MAX];
   int address_count;
   char host[256], port[8];
   char authority[272]; /* for the header of that name */
@@ -37,7 +37,7 @@ struct kvrelay_grpc_dial {
   void (*done)(void *owner, int fd, int err, const char *text);
   void *owner;
   struct event *answer, *next; /* of the resolver; when to start one more attempt */
-  kvrelay_grpc_address address[KVRELAY_GRPC_DIAL_MAX];
+  kvrelay_address address[KVRELAY_GRPC_DIAL_MAX];
   kvrelay_grpc_attempt attempt[KVRELAY_GRPC_DIAL_MAX];
   int address_count, started, open;
   int answer_fd;

@@ -7,7 +7,6 @@
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
-#include <time.h>
 #include <unistd.h>
 
 #define INPUT_CAP                                                                                  \
@@ -18,12 +17,6 @@
 #define WRITE_PIECES 64
 #define LINGER_NS UINT64_C(1000000000)
 #define FRAME_LEN_MAX ((ssize_t)262144)
-
-uint64_t kvrelay_grpc_now_ns(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
 
 struct timeval kvrelay_grpc_timeval(uint64_t ns) {
   const uint64_t longest_s = 1000000000; /* beyond it a timer means "never" */
@@ -174,7 +167,7 @@ static void link_linger(kvrelay_grpc_link *link) {
     return;
   }
   link->lingering = true;
-  link->linger_until_ns = kvrelay_grpc_now_ns() + LINGER_NS;
+  link->linger_until_ns = kvrelay_now_ns() + LINGER_NS;
   kvrelay_grpc_link_rearm(link);
 }
 
@@ -314,7 +307,7 @@ static void on_readable(evutil_socket_t fd, short what, void *link_) {
 
 static void on_timer(evutil_socket_t fd, short what, void *link_) {
   kvrelay_grpc_link *link = link_;
-  uint64_t now = kvrelay_grpc_now_ns();
+  uint64_t now = kvrelay_now_ns();
   (void)fd;
   (void)what;
   link->loop->turns++;
@@ -340,7 +333,7 @@ void kvrelay_grpc_link_rearm(kvrelay_grpc_link *link) {
     evtimer_del(link->timer);
     return;
   }
-  uint64_t now = kvrelay_grpc_now_ns();
+  uint64_t now = kvrelay_now_ns();
   struct timeval wait = kvrelay_grpc_timeval(at > now ? at - now : 0);
   if (evtimer_add(link->timer, &wait) != 0)
     kvrelay_grpc_link_fail(link, KVRELAY_TRANSPORT_ERR_MEMORY, "no memory for a timer");

@@ -37,8 +37,6 @@ int kvrelay_grpc_loop_run(kvrelay_grpc_loop *loop, uint64_t timeout_ns);
 void kvrelay_grpc_loop_wake(kvrelay_grpc_loop *loop);
 /* Calls `on_kick` and writes the links that wait, in this turn or the next. */
 void kvrelay_grpc_loop_kick(kvrelay_grpc_loop *loop);
-/* Monotonic. */
-uint64_t kvrelay_grpc_now_ns(void);
 /* Time-out of a libevent timer; rounded up to its microseconds. */
 struct timeval kvrelay_grpc_timeval(uint64_t ns);
 

@@ -11,7 +11,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include "grpc_address.h"
+#include "../address.h"
 #include "grpc_link.h"
 #include "grpc_message.h"
 
@@ -74,7 +74,7 @@ struct connection {
   uint64_t ping_at_ns;   /* next keepalive PING, or when its answer is overdue */
   uint64_t peer_ping_ns; /* last PING of the peer since we sent something; 0: none */
   uint64_t drain_ping_ns, drain_until_ns, expires_ns;
-  kvrelay_grpc_address peer;
+  kvrelay_address peer;
   uint8_t preface_len; /* bytes of the preface that came */
   uint8_t ping_strikes;
   uint8_t drain; /* enum drain_state */
@@ -95,7 +95,7 @@ struct server {
   struct event *acceptable, *accept_again;
   nghttp2_session_callbacks *callbacks;
   nghttp2_option *option;
-  kvrelay_grpc_address address;
+  kvrelay_address address;
   int fd;
   bool stopping;
 };
@@ -110,11 +110,11 @@ static uint64_t later_by(uint64_t now, uint64_t delay) {
 
 static void say(const server *s, int level, const char *event, const connection *conn,
                 const char *text) {
-  char peer[KVRELAY_GRPC_ADDRESS_CAP] = "", line[512];
+  char peer[KVRELAY_ADDRESS_CAP] = "", line[512];
   if (s->cfg.log == NULL)
     return;
   if (conn != NULL)
-    kvrelay_grpc_address_format(&conn->peer, peer);
+    kvrelay_address_format(&conn->peer, peer);
   snprintf(line, sizeof line, "%s%s%s", peer, conn != NULL ? ": " : "", text);
   s->cfg.log(s->cfg.log_context, level, event, line);
 }
@@ -186,7 +186,7 @@ static void call_release(server_call *c) {
   if (!c->accepted)
     return;
   c->accepted = false;
-  s->service->close(s->service, c->handle, kvrelay_grpc_now_ns());
+  s->service->close(s->service, c->handle, kvrelay_now_ns());
 }
 
 static void call_free(server_call *c) {
@@ -255,7 +255,7 @@ static bool call_pull(server_call *c) {
   server *s = c->conn->server;
   kvrelay_parts parts;
   kvrelay_status status;
-  switch (s->service->pull(s->service, c->handle, kvrelay_grpc_now_ns(), &parts, &status)) {
+  switch (s->service->pull(s->service, c->handle, kvrelay_now_ns(), &parts, &status)) {
   case KVRELAY_PULL_MESSAGE:
     if (parts.bytes > s->cfg.max_message_bytes)
       call_fail(c, KVRELAY_GRPC_RESOURCE_EXHAUSTED, "response message above the limit");
@@ -395,7 +395,7 @@ static void call_begin(server_call *c) {
     call_fail(c, KVRELAY_GRPC_INTERNAL, "grpc-timeout is malformed");
   } else {
     nghttp2_vec path = nghttp2_rcbuf_get_buf(c->path);
-    int err = s->service->open(s->service, &c->base, path.base, path.len, kvrelay_grpc_now_ns(),
+    int err = s->service->open(s->service, &c->base, path.base, path.len, kvrelay_now_ns(),
                                &c->handle, &status);
     c->accepted = err == KVRELAY_OK;
     if (err == KVRELAY_OK)
@@ -423,8 +423,7 @@ static void call_half_close(server_call *c) {
   if (!kvrelay_grpc_inbox_empty(&c->inbox))
     call_fail(c, KVRELAY_GRPC_INTERNAL, "the request ends inside a message");
   else
-    call_told(c, s->service->half_close(s->service, c->handle, kvrelay_grpc_now_ns(), &status),
-              &status);
+    call_told(c, s->service->half_close(s->service, c->handle, kvrelay_now_ns(), &status), &status);
 }
 
 static void call_receive(server_call *c, const uint8_t *bytes, size_t len) {
@@ -447,7 +446,7 @@ static void call_receive(server_call *c, const uint8_t *bytes, size_t len) {
     if (message.base != NULL)
       call_told(c,
                 s->service->message(s->service, c->handle, message.base, message.len,
-                                    kvrelay_grpc_now_ns(), &status),
+                                    kvrelay_now_ns(), &status),
                 &status);
   }
 }
@@ -544,7 +543,7 @@ static void drain_final(connection *conn) {
 }
 
 static void on_ping(connection *conn, const nghttp2_ping *ping) {
-  uint64_t now = kvrelay_grpc_now_ns();
+  uint64_t now = kvrelay_now_ns();
   if (ping->hd.flags & NGHTTP2_FLAG_ACK) {
     if (memcmp(ping->opaque_data, drain_ping, sizeof drain_ping) == 0) {
       if (conn->drain == DRAIN_NOTICE)
@@ -621,7 +620,7 @@ static int on_stream_close(nghttp2_session *session, int32_t stream, uint32_t er
     return 0;
   call_free(c);
   if (conn->calls_count == 0) {
-    conn->idle_since_ns = kvrelay_grpc_now_ns();
+    conn->idle_since_ns = kvrelay_now_ns();
     conn->link.closing |= conn->drain == DRAIN_FINAL;
   }
   return 0;
@@ -721,13 +720,13 @@ static uint64_t on_deadline_ns(const kvrelay_grpc_link *link) {
   if (conn->drain != DRAIN_NONE)
     return earlier(at, conn->drain_until_ns);
   /* With calls open this is only when to look again. */
-  uint64_t idle_since = conn->calls_count == 0 ? conn->idle_since_ns : kvrelay_grpc_now_ns();
+  uint64_t idle_since = conn->calls_count == 0 ? conn->idle_since_ns : kvrelay_now_ns();
   return earlier(at, later_by(idle_since, cfg->idle_timeout_ns));
 }
 
 /* GOAWAY in two steps, so that no call that is on its way gets lost. */
 static void drain(connection *conn, uint64_t grace_ns) {
-  uint64_t now = kvrelay_grpc_now_ns();
+  uint64_t now = kvrelay_now_ns();
   uint64_t until = later_by(now, grace_ns);
   if (conn->drain == DRAIN_NONE) {
     conn->drain = DRAIN_NOTICE;
@@ -782,13 +781,13 @@ static uint64_t random_below(server *s, uint64_t bound) {
   return bound == 0 ? 0 : (s->jitter >> 11) % bound;
 }
 
-static void connection_open(server *s, int fd, const kvrelay_grpc_address *peer) {
+static void connection_open(server *s, int fd, const kvrelay_address *peer) {
   connection *conn = calloc(1, sizeof *conn);
   if (conn == NULL) {
     close(fd);
     return;
   }
-  uint64_t now = kvrelay_grpc_now_ns();
+  uint64_t now = kvrelay_now_ns();
   TAILQ_INIT(&conn->calls);
   conn->server = s;
   conn->peer = *peer;
@@ -819,7 +818,7 @@ static void connection_open(server *s, int fd, const kvrelay_grpc_address *peer)
   kvrelay_grpc_link_kick(&conn->link);
 }
 
-static bool same_host(const kvrelay_grpc_address *a, const kvrelay_grpc_address *b) {
+static bool same_host(const kvrelay_address *a, const kvrelay_address *b) {
   if (a->storage.ss_family != b->storage.ss_family)
     return false;
   if (a->storage.ss_family == AF_INET)
@@ -832,7 +831,7 @@ static bool same_host(const kvrelay_grpc_address *a, const kvrelay_grpc_address 
   return false; /* sockets in the file system have no hosts */
 }
 
-static const char *refusal(const server *s, const kvrelay_grpc_address *peer) {
+static const char *refusal(const server *s, const kvrelay_address *peer) {
   if (s->connections_count >= s->cfg.max_connections)
     return "too many connections";
   uint32_t count = 0;
@@ -854,7 +853,7 @@ static void on_acceptable(evutil_socket_t listener, short what, void *server_) {
   (void)what;
   s->loop.turns++;
   for (int i = 0; i < ACCEPTS_PER_TURN; i++) {
-    kvrelay_grpc_address peer;
+    kvrelay_address peer;
     memset(&peer, 0, sizeof peer);
     peer.len = sizeof peer.storage;
     int fd = accept4(listener, (struct sockaddr *)&peer.storage, &peer.len,
@@ -937,7 +936,7 @@ static void on_close(kvrelay_transport *t) {
 
 static uint64_t on_now_ns(const kvrelay_transport *t) {
   (void)t;
-  return kvrelay_grpc_now_ns();
+  return kvrelay_now_ns();
 }
 
 static int listen_on(server *s, const char *bind_text) {
@@ -945,11 +944,11 @@ static int listen_on(server *s, const char *bind_text) {
   static const char unix_prefix[] = "unix:";
   int err;
   if (strncmp(bind_text, unix_prefix, sizeof unix_prefix - 1) == 0) {
-    err = kvrelay_grpc_address_unix(bind_text + sizeof unix_prefix - 1, &s->address);
+    err = kvrelay_address_unix(bind_text + sizeof unix_prefix - 1, &s->address);
   } else {
-    err = kvrelay_grpc_address_split(bind_text, host, sizeof host, port, sizeof port);
+    err = kvrelay_address_split(bind_text, host, sizeof host, port, sizeof port);
     if (err == KVRELAY_TRANSPORT_OK)
-      err = kvrelay_grpc_address_resolve(host, port, false, &s->address, 1);
+      err = kvrelay_address_resolve(host, port, false, &s->address, 1);
   }
   if (err < 0)
     return KVRELAY_TRANSPORT_ERR_ADDRESS;
@@ -1003,7 +1002,7 @@ int kvrelay_grpc_server_open(const kvrelay_grpc_server_config *cfg, kvrelay_serv
   s->cfg = *cfg;
   s->service = service;
   s->fd = -1;
-  s->jitter = kvrelay_grpc_now_ns();
+  s->jitter = kvrelay_now_ns();
   TAILQ_INIT(&s->connections);
   TAILQ_INIT(&s->woken);
   int err = kvrelay_grpc_loop_open(&s->loop, cfg->base, on_kick, s);
@@ -1032,8 +1031,8 @@ uint16_t kvrelay_grpc_server_port(const kvrelay_transport *t) {
 }
 
 void kvrelay_grpc_server_address(const kvrelay_transport *t, char *out, size_t cap) {
-  char text[KVRELAY_GRPC_ADDRESS_CAP];
-  kvrelay_grpc_address_format(&server_of(t)->address, text);
+  char text[KVRELAY_ADDRESS_CAP];
+  kvrelay_address_format(&server_of(t)->address, text);
   snprintf(out, cap, "%s", text);
 }
 

@@ -2,13 +2,6 @@
 #include "zmq_message.h"
 
 #include <errno.h>
-#include <time.h>
-
-uint64_t kvrelay_zmq_clock_ns(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
 
 bool kvrelay_zmq_set_int(void *socket, int option, int value) {
   return zmq_setsockopt(socket, option, &value, sizeof value) == 0;

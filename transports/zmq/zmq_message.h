@@ -16,8 +16,6 @@ typedef struct kvrelay_zmq_message {
   size_t count; /* frames that came; those beyond the last are only counted */
 } kvrelay_zmq_message;
 
-/* Monotonic. */
-uint64_t kvrelay_zmq_clock_ns(void);
 bool kvrelay_zmq_set_int(void *socket, int option, int value);
 /* Options of every socket that takes payloads of up to this size. */
 bool kvrelay_zmq_set_payload_max(void *socket, size_t max_payload_bytes);

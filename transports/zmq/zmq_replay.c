@@ -31,7 +31,7 @@ kvrelay_zmq_replay_config kvrelay_zmq_replay_config_default(void) {
 /* As in zmq_sub.c: all that waits is taken, or the loop is asked to come again. */
 static void on_readable(evutil_socket_t fd, short what, void *argument) {
   kvrelay_zmq_replay *r = argument;
-  uint64_t now_ns = kvrelay_zmq_clock_ns();
+  uint64_t now_ns = kvrelay_now_ns();
   struct timeval at_once = {0, 0};
   unsigned batches = 0;
   (void)fd;

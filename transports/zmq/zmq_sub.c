@@ -107,7 +107,7 @@ static void drain_monitor(kvrelay_zmq_sub *sub, uint64_t now_ns) {
 static void on_monitor(evutil_socket_t fd, short what, void *argument) {
   (void)fd;
   (void)what;
-  drain_monitor(argument, kvrelay_zmq_clock_ns());
+  drain_monitor(argument, kvrelay_now_ns());
 }
 
 /*
@@ -117,7 +117,7 @@ static void on_monitor(evutil_socket_t fd, short what, void *argument) {
  */
 static void on_readable(evutil_socket_t fd, short what, void *argument) {
   kvrelay_zmq_sub *sub = argument;
-  uint64_t now_ns = kvrelay_zmq_clock_ns();
+  uint64_t now_ns = kvrelay_now_ns();
   unsigned batches = 0;
   struct timeval at_once = {0, 0};
   (void)fd;

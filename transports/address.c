@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "grpc_address.h"
+#include "address.h"
 
 #include <netdb.h>
 #include <netinet/in.h>
@@ -20,8 +20,8 @@ static bool port_valid(const char *port) {
   return value <= 65535;
 }
 
-int kvrelay_grpc_address_split(const char *text, char *host, size_t host_cap, char *port,
-                               size_t port_cap) {
+int kvrelay_address_split(const char *text, char *host, size_t host_cap, char *port,
+                          size_t port_cap) {
   const char *colon = strrchr(text, ':');
   if (colon == NULL || !port_valid(colon + 1) || strlen(colon + 1) >= port_cap)
     return KVRELAY_TRANSPORT_ERR_ADDRESS;
@@ -40,8 +40,8 @@ int kvrelay_grpc_address_split(const char *text, char *host, size_t host_cap, ch
   return KVRELAY_TRANSPORT_OK;
 }
 
-int kvrelay_grpc_address_resolve(const char *host, const char *port, bool numeric,
-                                 kvrelay_grpc_address *out, size_t cap) {
+int kvrelay_address_resolve(const char *host, const char *port, bool numeric, kvrelay_address *out,
+                            size_t cap) {
   struct addrinfo hints = {.ai_socktype = SOCK_STREAM,
                            .ai_family = AF_UNSPEC,
                            .ai_flags = AI_NUMERICSERV | (numeric ? AI_NUMERICHOST : 0)};
@@ -60,7 +60,7 @@ int kvrelay_grpc_address_resolve(const char *host, const char *port, bool numeri
   return count > 0 ? count : KVRELAY_TRANSPORT_ERR_ADDRESS;
 }
 
-int kvrelay_grpc_address_unix(const char *path, kvrelay_grpc_address *out) {
+int kvrelay_address_unix(const char *path, kvrelay_address *out) {
   struct sockaddr_un address = {.sun_family = AF_UNIX};
   size_t len = strlen(path);
   if (len == 0 || len >= sizeof address.sun_path)
@@ -72,22 +72,20 @@ int kvrelay_grpc_address_unix(const char *path, kvrelay_grpc_address *out) {
   return KVRELAY_TRANSPORT_OK;
 }
 
-void kvrelay_grpc_address_format(const kvrelay_grpc_address *address,
-                                 char out[KVRELAY_GRPC_ADDRESS_CAP]) {
+void kvrelay_address_format(const kvrelay_address *address, char out[KVRELAY_ADDRESS_CAP]) {
   char host[80], port[8];
   struct sockaddr_storage copy = address->storage;
   if (copy.ss_family == AF_UNIX) {
     struct sockaddr_un un;
     memcpy(&un, &copy, sizeof un);
-    snprintf(out, KVRELAY_GRPC_ADDRESS_CAP, "unix:%s",
+    snprintf(out, KVRELAY_ADDRESS_CAP, "unix:%s",
              address->len > offsetof(struct sockaddr_un, sun_path) ? un.sun_path : "");
     return;
   }
   if (getnameinfo((struct sockaddr *)&copy, address->len, host, sizeof host, port, sizeof port,
                   NI_NUMERICHOST | NI_NUMERICSERV) != 0) {
-    snprintf(out, KVRELAY_GRPC_ADDRESS_CAP, "?");
+    snprintf(out, KVRELAY_ADDRESS_CAP, "?");
     return;
   }
-  snprintf(out, KVRELAY_GRPC_ADDRESS_CAP, copy.ss_family == AF_INET6 ? "[%s]:%s" : "%s:%s", host,
-           port);
+  snprintf(out, KVRELAY_ADDRESS_CAP, copy.ss_family == AF_INET6 ? "[%s]:%s" : "%s:%s", host, port);
 }
