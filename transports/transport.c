@@ -32,6 +32,8 @@ const char *kvrelay_transport_strerror(int err) {
     return "the system refused it";
   case KVRELAY_TRANSPORT_CLOSED:
     return "stopped, nothing left to run";
+  case KVRELAY_TRANSPORT_ERR_SECURITY:
+    return "one side does not trust the other";
   default:
     return "unknown error";
   }

@@ -46,7 +46,8 @@ enum kvrelay_transport_err {
   KVRELAY_TRANSPORT_ERR_PROTOCOL = -406, /* the peer speaks something else */
   KVRELAY_TRANSPORT_ERR_LIMIT = -407,    /* a configured bound was reached */
   KVRELAY_TRANSPORT_ERR_SYSTEM = -408,   /* the system refused something; errno says what */
-  KVRELAY_TRANSPORT_CLOSED = -409        /* stopped, nothing left to run */
+  KVRELAY_TRANSPORT_CLOSED = -409,       /* stopped, nothing left to run */
+  KVRELAY_TRANSPORT_ERR_SECURITY = -410  /* one side does not trust the other, see secure.h */
 };
 const char *kvrelay_transport_strerror(int err);
 
