@@ -12,6 +12,7 @@
 #include "plan.h"
 #include "serve.h"
 #include "service.h"
+#include "timer.h"
 
 #define DEFAULT_CONFIG "/etc/kvrelay/kvrelayd.yaml"
 #define SHUTDOWN_GRACE_NS ((uint64_t)2000000000)
@@ -41,7 +42,8 @@ static const char usage[] =
 
 typedef struct daemon {
   struct event_base *base;
-  struct event *term, *interrupt, *deadline;
+  struct event *term, *interrupt;
+  kvrelay_timer deadline;
   scope scope;
   serve serve;
   kvrelay_relay_service *service;
@@ -57,11 +59,7 @@ static void on_stop(evutil_socket_t signal_number, short what, void *argument) {
   log_event(LOG_INFO, "stopping", "signal=%d", (int)signal_number);
 }
 
-static void on_deadline(evutil_socket_t fd, short what, void *argument) {
-  (void)fd;
-  (void)what;
-  (void)argument; /* waking the loop is all it is for */
-}
+static void on_deadline(void *daemon) { (void)daemon; /* waking the loop is all it is for */ }
 
 static void on_transport_log(void *context, int level, const char *event, const char *text) {
   char quoted[LOG_QUOTE_CAP];
@@ -125,17 +123,11 @@ static int open_listener(daemon_ *d, const char *bind) {
 }
 
 /* The earliest of all deadlines becomes the loop's timer. */
-static void arm_deadline(daemon_ *d, uint64_t now_ns) {
+static void arm_deadline(daemon_ *d) {
   uint64_t at = serve_deadline_ns(&d->serve);
   const uint64_t file = d->stops == 0 ? scope_deadline_ns(&d->scope) : KVRELAY_TIME_NONE;
   at = file < at ? file : at;
-  if (at == KVRELAY_TIME_NONE) {
-    event_del(d->deadline);
-    return;
-  }
-  uint64_t wait_us = at <= now_ns ? 0 : (at - now_ns + 999) / 1000;
-  struct timeval wait = {(time_t)(wait_us / 1000000), (suseconds_t)(wait_us % 1000000)};
-  event_add(d->deadline, &wait);
+  kvrelay_timer_set_at(&d->deadline, at);
 }
 
 /* 0 after an orderly stop, else an exit code after a log line. */
@@ -154,7 +146,7 @@ static int run(daemon_ *d) {
       serve_scope_changed(&d->serve, now);
     /* Wakes the calls to which any of that has something to say. */
     kvrelay_relay_service_poll(d->service, now);
-    arm_deadline(d, now);
+    arm_deadline(d);
     if (d->grpc == NULL) {
       if (stopping)
         return 0;
@@ -179,9 +171,11 @@ static int open_signals(daemon_ *d) {
     return 71;
   d->term = evsignal_new(d->base, SIGTERM, on_stop, d);
   d->interrupt = evsignal_new(d->base, SIGINT, on_stop, d);
-  d->deadline = evtimer_new(d->base, on_deadline, d);
-  bool ok = d->term != NULL && d->interrupt != NULL && d->deadline != NULL;
-  return ok && event_add(d->term, NULL) == 0 && event_add(d->interrupt, NULL) == 0 ? 0 : 71;
+  bool ok = d->term != NULL && d->interrupt != NULL && event_add(d->term, NULL) == 0 &&
+            event_add(d->interrupt, NULL) == 0;
+  return ok && kvrelay_timer_open(&d->deadline, d->base, on_deadline, d) == KVRELAY_TRANSPORT_OK
+             ? 0
+             : 71;
 }
 
 static void close_signals(daemon_ *d) {
@@ -189,8 +183,7 @@ static void close_signals(daemon_ *d) {
     event_free(d->term);
   if (d->interrupt != NULL)
     event_free(d->interrupt);
-  if (d->deadline != NULL)
-    event_free(d->deadline);
+  kvrelay_timer_close(&d->deadline);
   if (d->base != NULL)
     event_base_free(d->base);
 }

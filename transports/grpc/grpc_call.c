@@ -57,8 +57,9 @@ static nghttp2_session *session_of(const server_call *c) { return c->conn->link.
 /* When nghttp2 cannot take a frame there is no memory left; the stream is what can be given up. */
 static void submitted(const server_call *c, int result) {
   if (result != 0)
-    (void)nghttp2_submit_rst_stream(session_of(c), NGHTTP2_FLAG_NONE, c->stream,
-                                    NGHTTP2_INTERNAL_ERROR);
+    kvrelay_grpc_link_submitted(&c->conn->link,
+                                nghttp2_submit_rst_stream(session_of(c), NGHTTP2_FLAG_NONE,
+                                                          c->stream, NGHTTP2_INTERNAL_ERROR));
 }
 
 /* Tells the service that the call is over, once. */
@@ -67,9 +68,7 @@ static void call_release(server_call *c) {
   if (c->is_woken)
     TAILQ_REMOVE(&s->woken, c, woken);
   c->is_woken = false;
-  if (c->deadline != NULL)
-    event_free(c->deadline);
-  c->deadline = NULL;
+  kvrelay_timer_close(&c->deadline);
   if (!c->accepted)
     return;
   c->accepted = false;
@@ -236,11 +235,9 @@ void kvrelay_grpc_calls_woken(void *server_) {
   }
 }
 
-static void on_call_deadline(evutil_socket_t fd, short what, void *call) {
+static void on_call_deadline(void *call) {
   server_call *c = call;
   connection *conn = c->conn;
-  (void)fd;
-  (void)what;
   conn->server->loop.turns++;
   if (c->headers_sent && !c->deferred) {
     /* Part of a message may be out, and perhaps it never moves on: only a reset ends that. */
@@ -257,9 +254,10 @@ static void on_call_deadline(evutil_socket_t fd, short what, void *call) {
 static void call_set_deadline(server_call *c) {
   if (c->timeout_ns == KVRELAY_TIME_NONE)
     return;
-  struct timeval wait = kvrelay_grpc_timeval(c->timeout_ns);
-  c->deadline = evtimer_new(c->conn->server->loop.base, on_call_deadline, c);
-  if (c->deadline == NULL || evtimer_add(c->deadline, &wait) != 0)
+  if (kvrelay_timer_open(&c->deadline, c->conn->server->loop.base, on_call_deadline, c) ==
+      KVRELAY_TRANSPORT_OK)
+    kvrelay_timer_set(&c->deadline, c->timeout_ns);
+  else
     call_fail(c, KVRELAY_GRPC_RESOURCE_EXHAUSTED, "no memory for a deadline");
 }
 

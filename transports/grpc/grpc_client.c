@@ -56,7 +56,7 @@ struct client {
   kvrelay_grpc_loop loop;
   kvrelay_grpc_link link; /* open while state is HANDSHAKE or READY */
   kvrelay_grpc_dial dial; /* active while state is DIALLING */
-  struct event *timer;    /* WAITING: next attempt; DIALLING: time limit */
+  kvrelay_timer timer;    /* WAITING: next attempt; DIALLING: time limit */
   struct client_calls calls;
   struct call_bucket bucket[CALL_BUCKETS];
   uint32_t calls_count; /* not over */
@@ -129,9 +129,10 @@ static void call_free(client_call *c) {
 }
 
 static void call_reset(client_call *c) {
-  (void)nghttp2_submit_rst_stream(c->client->link.session, NGHTTP2_FLAG_NONE, c->stream,
-                                  NGHTTP2_CANCEL);
-  kvrelay_grpc_link_kick(&c->client->link);
+  kvrelay_grpc_link *link = &c->client->link;
+  kvrelay_grpc_link_submitted(
+      link, nghttp2_submit_rst_stream(link->session, NGHTTP2_FLAG_NONE, c->stream, NGHTTP2_CANCEL));
+  kvrelay_grpc_link_kick(link);
 }
 
 /* What an HTTP status means when there is no gRPC status. */
@@ -420,15 +421,6 @@ static client *client_of_link(const kvrelay_grpc_link *link) {
   return (client *)((uintptr_t)link - offsetof(client, link));
 }
 
-static void set_timer(client *k, uint64_t at_ns) {
-  uint64_t now = kvrelay_now_ns();
-  struct timeval wait = kvrelay_grpc_timeval(at_ns > now ? at_ns - now : 0);
-  if (at_ns == KVRELAY_TIME_NONE)
-    evtimer_del(k->timer);
-  else
-    evtimer_add(k->timer, &wait);
-}
-
 static uint64_t random_below(client *k, uint64_t bound) {
   k->random = k->random * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
   return bound == 0 ? 0 : (k->random >> 11) % bound;
@@ -438,7 +430,7 @@ static bool stopping(const client *k) { return k->stop_at_ns != KVRELAY_TIME_NON
 
 static void all_closed(client *k) {
   k->state = CLIENT_CLOSED;
-  set_timer(k, KVRELAY_TIME_NONE);
+  kvrelay_timer_set_at(&k->timer, KVRELAY_TIME_NONE);
   k->caller->connection(k->caller, KVRELAY_CONNECTION_CLOSED, KVRELAY_TRANSPORT_CLOSED, "stopped",
                         KVRELAY_TIME_NONE, kvrelay_now_ns());
 }
@@ -459,7 +451,7 @@ static void connection_failed(client *k, int err, const char *text) {
   k->backoff_ns =
       k->backoff_ns > k->cfg.backoff_max_ns / 8 * 5 ? k->cfg.backoff_max_ns : k->backoff_ns / 5 * 8;
   k->state = CLIENT_WAITING;
-  set_timer(k, retry);
+  kvrelay_timer_set_at(&k->timer, retry);
   k->caller->connection(k->caller, KVRELAY_CONNECTION_FAILED, err, text, retry, now);
 }
 
@@ -521,7 +513,8 @@ static void on_link_tick(kvrelay_grpc_link *link, uint64_t now) {
     } else {
       k->ping_open = true;
       k->ping_at_ns = later_by(now, k->cfg.keepalive_timeout_ns);
-      (void)nghttp2_submit_ping(link->session, NGHTTP2_FLAG_NONE, keepalive_ping);
+      kvrelay_grpc_link_submitted(
+          link, nghttp2_submit_ping(link->session, NGHTTP2_FLAG_NONE, keepalive_ping));
     }
   }
 }
@@ -551,7 +544,7 @@ static bool open_link(client *k, int fd) {
 static void on_dialled(void *client_, int fd, int err, const char *text) {
   client *k = client_;
   char copy[128];
-  set_timer(k, KVRELAY_TIME_NONE);
+  kvrelay_timer_set_at(&k->timer, KVRELAY_TIME_NONE);
   if (fd < 0) {
     snprintf(copy, sizeof copy, "%s", text);
     connection_failed(k, err, copy);
@@ -565,11 +558,9 @@ static void on_dialled(void *client_, int fd, int err, const char *text) {
   }
 }
 
-static void on_timer(evutil_socket_t fd, short what, void *client_) {
+static void on_timer(void *client_) {
   client *k = client_;
   uint64_t now = kvrelay_now_ns();
-  (void)fd;
-  (void)what;
   k->loop.turns++;
   if (stopping(k)) {
     kvrelay_grpc_dial_cancel(&k->dial);
@@ -585,7 +576,7 @@ static void on_timer(evutil_socket_t fd, short what, void *client_) {
     return;
   k->state = CLIENT_DIALLING;
   k->attempt_ns = now;
-  set_timer(k, later_by(now, k->cfg.connect_timeout_ns));
+  kvrelay_timer_set_at(&k->timer, later_by(now, k->cfg.connect_timeout_ns));
   k->caller->connection(k->caller, KVRELAY_CONNECTION_CONNECTING, KVRELAY_TRANSPORT_OK, "",
                         KVRELAY_TIME_NONE, now);
   int err = kvrelay_grpc_dial_start(&k->dial, k->loop.base, &k->target, on_dialled, k);
@@ -614,7 +605,7 @@ static void on_stop(kvrelay_transport *t, uint64_t grace_ns) {
   uint64_t now = kvrelay_now_ns();
   k->stop_at_ns = later_by(now, grace_ns) - (grace_ns == KVRELAY_TIME_NONE ? 1 : 0);
   if (!has_link(k))
-    set_timer(k, now);
+    kvrelay_timer_set_at(&k->timer, now);
   else if (k->calls_count == 0)
     kvrelay_grpc_link_fail(&k->link, KVRELAY_TRANSPORT_CLOSED, "stopped");
   else
@@ -629,8 +620,7 @@ static void on_close(kvrelay_transport *t) {
     kvrelay_grpc_link_close(&k->link);
   while ((c = TAILQ_FIRST(&k->calls)) != NULL)
     call_free(c);
-  if (k->timer != NULL)
-    event_free(k->timer);
+  kvrelay_timer_close(&k->timer);
   if (k->callbacks != NULL)
     nghttp2_session_callbacks_del(k->callbacks);
   if (k->option != NULL)
@@ -759,12 +749,13 @@ int kvrelay_grpc_client_open(const kvrelay_grpc_client_config *cfg, kvrelay_call
     return err;
   }
   err = make_callbacks(k);
-  k->timer = evtimer_new(k->loop.base, on_timer, k);
-  if (err == KVRELAY_TRANSPORT_OK && k->timer != NULL) {
-    set_timer(k, 0);
+  if (err == KVRELAY_TRANSPORT_OK)
+    err = kvrelay_timer_open(&k->timer, k->loop.base, on_timer, k);
+  if (err == KVRELAY_TRANSPORT_OK) {
+    kvrelay_timer_set_at(&k->timer, 0);
     *out = &k->base;
     return KVRELAY_TRANSPORT_OK;
   }
   on_close(&k->base.base);
-  return KVRELAY_TRANSPORT_ERR_MEMORY;
+  return err;
 }

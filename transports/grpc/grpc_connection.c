@@ -24,8 +24,10 @@ static const char preface[] = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 static void calm_down(connection *conn, const char *debug) {
   kvrelay_grpc_server_say(conn->server, KVRELAY_GRPC_LOG_WARN, "connection_abused", conn, debug);
   int32_t last = nghttp2_session_get_last_proc_stream_id(conn->link.session);
-  (void)nghttp2_submit_goaway(conn->link.session, NGHTTP2_FLAG_NONE, last,
-                              NGHTTP2_ENHANCE_YOUR_CALM, (const uint8_t *)debug, strlen(debug));
+  kvrelay_grpc_link_submitted(&conn->link,
+                              nghttp2_submit_goaway(conn->link.session, NGHTTP2_FLAG_NONE, last,
+                                                    NGHTTP2_ENHANCE_YOUR_CALM,
+                                                    (const uint8_t *)debug, strlen(debug)));
 }
 
 static int on_begin_frame(nghttp2_session *session, const nghttp2_frame_hd *head, void *conn_) {
@@ -41,8 +43,9 @@ static int on_begin_frame(nghttp2_session *session, const nghttp2_frame_hd *head
 static void drain_final(connection *conn) {
   conn->drain = DRAIN_FINAL;
   int32_t last = nghttp2_session_get_last_proc_stream_id(conn->link.session);
-  (void)nghttp2_submit_goaway(conn->link.session, NGHTTP2_FLAG_NONE, last, NGHTTP2_NO_ERROR, NULL,
-                              0);
+  kvrelay_grpc_link_submitted(&conn->link,
+                              nghttp2_submit_goaway(conn->link.session, NGHTTP2_FLAG_NONE, last,
+                                                    NGHTTP2_NO_ERROR, NULL, 0));
 }
 
 static void on_ping(connection *conn, const nghttp2_ping *ping) {
@@ -232,7 +235,7 @@ void kvrelay_grpc_connection_drain(connection *conn, uint64_t grace_ns) {
     conn->drain = DRAIN_NOTICE;
     conn->drain_until_ns = until;
     conn->drain_ping_ns = now + DRAIN_PING_NS;
-    (void)nghttp2_submit_shutdown_notice(conn->link.session);
+    kvrelay_grpc_link_submitted(&conn->link, nghttp2_submit_shutdown_notice(conn->link.session));
   }
   conn->drain_until_ns = earlier(conn->drain_until_ns, until);
   kvrelay_grpc_link_rearm(&conn->link);
@@ -271,7 +274,8 @@ static void on_tick(kvrelay_grpc_link *link, uint64_t now) {
   }
   conn->ping_open = true;
   conn->ping_at_ns = later_by(now, cfg->keepalive_timeout_ns);
-  (void)nghttp2_submit_ping(link->session, NGHTTP2_FLAG_NONE, keepalive_ping);
+  kvrelay_grpc_link_submitted(
+      link, nghttp2_submit_ping(link->session, NGHTTP2_FLAG_NONE, keepalive_ping));
 }
 
 static const kvrelay_grpc_link_events link_events = {on_received, on_deadline_ns, on_tick, on_gone};

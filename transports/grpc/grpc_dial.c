@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 /* Head start of an address before the next one is tried as well (RFC 8305). */
-#define HEAD_START_US 250000
+#define HEAD_START_NS UINT64_C(250000000)
 
 /* ---- targets ---- */
 
@@ -142,11 +142,10 @@ void kvrelay_grpc_dial_cancel(kvrelay_grpc_dial *dial) {
     attempt_close(&dial->attempt[i]);
   if (dial->answer != NULL)
     event_free(dial->answer);
-  if (dial->next != NULL)
-    event_free(dial->next);
+  kvrelay_timer_close(&dial->next);
   if (dial->answer_fd >= 0)
     close(dial->answer_fd);
-  dial->answer = dial->next = NULL;
+  dial->answer = NULL;
   dial->answer_fd = -1;
 }
 
@@ -185,9 +184,8 @@ static bool attempt_start(kvrelay_grpc_dial *dial) {
 static void advance(kvrelay_grpc_dial *dial) {
   while (dial->started < dial->address_count)
     if (attempt_start(dial)) {
-      const struct timeval head_start = {0, HEAD_START_US};
       if (dial->started < dial->address_count)
-        evtimer_add(dial->next, &head_start);
+        kvrelay_timer_set(&dial->next, HEAD_START_NS);
       return;
     }
   if (dial->open == 0)
@@ -213,11 +211,7 @@ static void on_connected(evutil_socket_t fd, short what, void *attempt) {
   advance(dial);
 }
 
-static void on_next(evutil_socket_t fd, short what, void *dial) {
-  (void)fd;
-  (void)what;
-  advance(dial);
-}
+static void on_next(void *dial) { advance(dial); }
 
 static void on_answer(evutil_socket_t fd, short what, void *dial_) {
   kvrelay_grpc_dial *dial = dial_;
@@ -244,14 +238,13 @@ int kvrelay_grpc_dial_start(kvrelay_grpc_dial *dial, struct event_base *base,
   dial->owner = owner;
   dial->active = true;
   dial->answer_fd = -1;
-  dial->next = evtimer_new(base, on_next, dial);
-  if (dial->next == NULL)
+  if (kvrelay_timer_open(&dial->next, base, on_next, dial) != KVRELAY_TRANSPORT_OK)
     return KVRELAY_TRANSPORT_ERR_MEMORY;
   if (target->kind == KVRELAY_GRPC_TARGET_FIXED) {
-    const struct timeval now = {0, 0};
     memcpy(dial->address, target->address, sizeof dial->address);
     dial->address_count = target->address_count;
-    return evtimer_add(dial->next, &now) == 0 ? KVRELAY_TRANSPORT_OK : KVRELAY_TRANSPORT_ERR_MEMORY;
+    kvrelay_timer_set(&dial->next, 0);
+    return KVRELAY_TRANSPORT_OK;
   }
   dial->answer_fd = resolver_start(target);
   if (dial->answer_fd < 0)

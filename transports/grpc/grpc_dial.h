@@ -6,6 +6,7 @@
 #include <event2/event.h>
 
 #include "../address.h"
+#include "../timer.h"
 
 #define KVRELAY_GRPC_DIAL_MAX 8 /* addresses tried */
 
@@ -36,7 +37,8 @@ struct kvrelay_grpc_dial {
   const kvrelay_grpc_target *target;
   void (*done)(void *owner, int fd, int err, const char *text);
   void *owner;
-  struct event *answer, *next; /* of the resolver; when to start one more attempt */
+  struct event *answer; /* of the resolver */
+  kvrelay_timer next;   /* when to start one more attempt */
   kvrelay_address address[KVRELAY_GRPC_DIAL_MAX];
   kvrelay_grpc_attempt attempt[KVRELAY_GRPC_DIAL_MAX];
   int address_count, started, open;

@@ -18,14 +18,6 @@
 #define LINGER_NS UINT64_C(1000000000)
 #define FRAME_LEN_MAX ((ssize_t)262144)
 
-struct timeval kvrelay_grpc_timeval(uint64_t ns) {
-  const uint64_t longest_s = 1000000000; /* beyond it a timer means "never" */
-  uint64_t us = ns / 1000 + (ns % 1000 != 0);
-  if (us / 1000000 >= longest_s)
-    us = longest_s * 1000000;
-  return (struct timeval){(time_t)(us / 1000000), (suseconds_t)(us % 1000000)};
-}
-
 /* ---- loop ---- */
 
 static void link_flush(kvrelay_grpc_link *link);
@@ -40,12 +32,7 @@ static void on_wake(evutil_socket_t fd, short what, void *loop_) {
     return; /* another turn took it */
 }
 
-static void on_timeout(evutil_socket_t fd, short what, void *loop_) {
-  kvrelay_grpc_loop *loop = loop_;
-  (void)fd;
-  (void)what;
-  loop->timed_out = true;
-}
+static void on_timeout(void *loop) { ((kvrelay_grpc_loop *)loop)->timed_out = true; }
 
 static void on_kick(evutil_socket_t fd, short what, void *loop_) {
   kvrelay_grpc_loop *loop = loop_;
@@ -85,10 +72,9 @@ int kvrelay_grpc_loop_open(kvrelay_grpc_loop *loop, struct event_base *base,
   loop->input = malloc(INPUT_CAP);
   if (loop->wake_fd >= 0 && loop->base != NULL && loop->input != NULL) {
     loop->wake = event_new(loop->base, loop->wake_fd, EV_READ | EV_PERSIST, on_wake, loop);
-    loop->timeout = evtimer_new(loop->base, on_timeout, loop);
     loop->kick = event_new(loop->base, -1, 0, on_kick, loop);
-    if (loop->wake != NULL && loop->timeout != NULL && loop->kick != NULL &&
-        event_add(loop->wake, NULL) == 0)
+    if (loop->wake != NULL && loop->kick != NULL && event_add(loop->wake, NULL) == 0 &&
+        kvrelay_timer_open(&loop->timeout, loop->base, on_timeout, loop) == KVRELAY_TRANSPORT_OK)
       return KVRELAY_TRANSPORT_OK;
   }
   int err = loop->wake_fd < 0 ? KVRELAY_TRANSPORT_ERR_SYSTEM : KVRELAY_TRANSPORT_ERR_MEMORY;
@@ -99,8 +85,7 @@ int kvrelay_grpc_loop_open(kvrelay_grpc_loop *loop, struct event_base *base,
 void kvrelay_grpc_loop_close(kvrelay_grpc_loop *loop) {
   if (loop->wake != NULL)
     event_free(loop->wake);
-  if (loop->timeout != NULL)
-    event_free(loop->timeout);
+  kvrelay_timer_close(&loop->timeout);
   if (loop->kick != NULL)
     event_free(loop->kick);
   if (loop->own_base && loop->base != NULL)
@@ -117,14 +102,10 @@ int kvrelay_grpc_loop_run(kvrelay_grpc_loop *loop, uint64_t timeout_ns) {
   if (timeout_ns == 0) {
     flags |= EVLOOP_NONBLOCK;
     loop->timed_out = true;
-  } else if (timeout_ns != KVRELAY_TIME_NONE) {
-    struct timeval wait = kvrelay_grpc_timeval(timeout_ns);
-    if (event_add(loop->timeout, &wait) != 0)
-      return KVRELAY_TRANSPORT_ERR_MEMORY;
   }
+  kvrelay_timer_set(&loop->timeout, timeout_ns == 0 ? KVRELAY_TIME_NONE : timeout_ns);
   int result = event_base_loop(loop->base, flags);
-  if (timeout_ns != 0 && timeout_ns != KVRELAY_TIME_NONE)
-    event_del(loop->timeout);
+  kvrelay_timer_set(&loop->timeout, KVRELAY_TIME_NONE);
   if (result < 0)
     return KVRELAY_TRANSPORT_ERR_SYSTEM;
   /* Without a time-out something ran, perhaps an event of somebody else on this base. */
@@ -149,6 +130,11 @@ void kvrelay_grpc_link_fail(kvrelay_grpc_link *link, int err, const char *text) 
   link->err = err;
   snprintf(link->text, sizeof link->text, "%s", text);
   kvrelay_grpc_link_kick(link);
+}
+
+void kvrelay_grpc_link_submitted(kvrelay_grpc_link *link, int result) {
+  if (result < 0)
+    kvrelay_grpc_link_fail(link, KVRELAY_TRANSPORT_ERR_MEMORY, "no memory for a frame");
 }
 
 /* The last thing every entry from the loop does; the link may be gone afterwards. */
@@ -237,7 +223,8 @@ static void link_flush(kvrelay_grpc_link *link) {
     if (link->err != 0)
       return;
     if (n == 0 || written > WRITE_PER_TURN) {
-      event_add(link->writable, NULL);
+      if (event_add(link->writable, NULL) != 0)
+        kvrelay_grpc_link_fail(link, KVRELAY_TRANSPORT_ERR_MEMORY, "no memory for output");
       return;
     }
   }
@@ -305,11 +292,9 @@ static void on_readable(evutil_socket_t fd, short what, void *link_) {
 
 /* ---- link: time ---- */
 
-static void on_timer(evutil_socket_t fd, short what, void *link_) {
+static void on_timer(void *link_) {
   kvrelay_grpc_link *link = link_;
   uint64_t now = kvrelay_now_ns();
-  (void)fd;
-  (void)what;
   link->loop->turns++;
   link->timer_at_ns = KVRELAY_TIME_NONE;
   if (link->lingering) {
@@ -329,14 +314,7 @@ void kvrelay_grpc_link_rearm(kvrelay_grpc_link *link) {
   if (at == link->timer_at_ns)
     return;
   link->timer_at_ns = at;
-  if (at == KVRELAY_TIME_NONE) {
-    evtimer_del(link->timer);
-    return;
-  }
-  uint64_t now = kvrelay_now_ns();
-  struct timeval wait = kvrelay_grpc_timeval(at > now ? at - now : 0);
-  if (evtimer_add(link->timer, &wait) != 0)
-    kvrelay_grpc_link_fail(link, KVRELAY_TRANSPORT_ERR_MEMORY, "no memory for a timer");
+  kvrelay_timer_set_at(&link->timer, at);
 }
 
 /* ---- link: life ---- */
@@ -351,9 +329,9 @@ int kvrelay_grpc_link_open(kvrelay_grpc_link *link, kvrelay_grpc_loop *loop,
   link->out = evbuffer_new();
   link->readable = event_new(loop->base, fd, EV_READ | EV_PERSIST, on_readable, link);
   link->writable = event_new(loop->base, fd, EV_WRITE, on_writable, link);
-  link->timer = evtimer_new(loop->base, on_timer, link);
   if (link->out == NULL || link->readable == NULL || link->writable == NULL ||
-      link->timer == NULL || event_add(link->readable, NULL) != 0) {
+      event_add(link->readable, NULL) != 0 ||
+      kvrelay_timer_open(&link->timer, loop->base, on_timer, link) != KVRELAY_TRANSPORT_OK) {
     kvrelay_grpc_link_close(link);
     return KVRELAY_TRANSPORT_ERR_MEMORY;
   }
@@ -370,14 +348,13 @@ void kvrelay_grpc_link_close(kvrelay_grpc_link *link) {
     event_free(link->readable);
   if (link->writable != NULL)
     event_free(link->writable);
-  if (link->timer != NULL)
-    event_free(link->timer);
+  kvrelay_timer_close(&link->timer);
   if (link->out != NULL)
     evbuffer_free(link->out);
   if (link->fd >= 0)
     close(link->fd);
   link->session = NULL;
-  link->readable = link->writable = link->timer = NULL;
+  link->readable = link->writable = NULL;
   link->out = NULL;
   link->fd = -1;
 }

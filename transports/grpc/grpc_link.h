@@ -8,6 +8,7 @@
 #include <nghttp2/nghttp2.h>
 #include <sys/queue.h>
 
+#include "../timer.h"
 #include "../transport.h"
 
 typedef struct kvrelay_grpc_link kvrelay_grpc_link;
@@ -17,7 +18,8 @@ TAILQ_HEAD(kvrelay_grpc_links, kvrelay_grpc_link);
 
 typedef struct kvrelay_grpc_loop {
   struct event_base *base;
-  struct event *wake, *timeout, *kick;
+  struct event *wake, *kick;
+  kvrelay_timer timeout;
   struct kvrelay_grpc_links kicked; /* links with something to write */
   void (*on_kick)(void *owner);     /* before they are written; may be NULL */
   void *owner;
@@ -37,8 +39,6 @@ int kvrelay_grpc_loop_run(kvrelay_grpc_loop *loop, uint64_t timeout_ns);
 void kvrelay_grpc_loop_wake(kvrelay_grpc_loop *loop);
 /* Calls `on_kick` and writes the links that wait, in this turn or the next. */
 void kvrelay_grpc_loop_kick(kvrelay_grpc_loop *loop);
-/* Time-out of a libevent timer; rounded up to its microseconds. */
-struct timeval kvrelay_grpc_timeval(uint64_t ns);
 
 /* ---- link ---- */
 
@@ -61,7 +61,8 @@ struct kvrelay_grpc_link {
   nghttp2_session *session;
   struct evbuffer *out;
   size_t out_threshold; /* bytes in `out` above which nothing more is produced */
-  struct event *readable, *writable, *timer;
+  struct event *readable, *writable;
+  kvrelay_timer timer;
   uint64_t linger_until_ns;
   uint64_t timer_at_ns;
   TAILQ_ENTRY(kvrelay_grpc_link) kicked;
@@ -83,6 +84,9 @@ void kvrelay_grpc_link_close(kvrelay_grpc_link *link);
 void kvrelay_grpc_link_kick(kvrelay_grpc_link *link);
 /* The deadline may have become earlier. */
 void kvrelay_grpc_link_rearm(kvrelay_grpc_link *link);
+/* What nghttp2_submit_… answered.  It only fails for want of memory; who waits for that frame would
+ * wait for ever, so the connection is given up. */
+void kvrelay_grpc_link_submitted(kvrelay_grpc_link *link, int result);
 /* The connection is lost; `gone` follows in the same or the next turn.  The first reason wins. */
 void kvrelay_grpc_link_fail(kvrelay_grpc_link *link, int err, const char *text);
 /* True while the link takes more output: rule 3 of transport.h. */

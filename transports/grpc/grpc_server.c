@@ -53,11 +53,10 @@ static const char *refusal(const server *s, const kvrelay_address *peer) {
   return count >= s->cfg.max_connections_per_peer ? "too many connections of this peer" : NULL;
 }
 
-static void on_accept_again(evutil_socket_t fd, short what, void *server_) {
+static void on_accept_again(void *server_) {
   server *s = server_;
-  (void)fd;
-  (void)what;
-  event_add(s->acceptable, NULL);
+  if (event_add(s->acceptable, NULL) != 0)
+    kvrelay_timer_set(&s->accept_again, ACCEPT_PAUSE_NS);
 }
 
 static void on_acceptable(evutil_socket_t listener, short what, void *server_) {
@@ -73,10 +72,9 @@ static void on_acceptable(evutil_socket_t listener, short what, void *server_) {
     if (fd < 0) {
       if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
         /* The queue stays readable: without a pause this would spin. */
-        struct timeval pause = kvrelay_grpc_timeval(ACCEPT_PAUSE_NS);
         kvrelay_grpc_server_say(s, KVRELAY_GRPC_LOG_WARN, "accept_failed", NULL, strerror(errno));
         event_del(s->acceptable);
-        evtimer_add(s->accept_again, &pause);
+        kvrelay_timer_set(&s->accept_again, ACCEPT_PAUSE_NS);
       }
       return;
     }
@@ -112,14 +110,13 @@ static void stop_listening(server *s) {
   bool bound = s->acceptable != NULL;
   if (s->acceptable != NULL)
     event_free(s->acceptable);
-  if (s->accept_again != NULL)
-    event_free(s->accept_again);
+  kvrelay_timer_close(&s->accept_again);
   if (s->fd >= 0) {
     close(s->fd);
     if (bound && s->address.storage.ss_family == AF_UNIX)
       (void)unlink(((const struct sockaddr_un *)&s->address.storage)->sun_path);
   }
-  s->acceptable = s->accept_again = NULL;
+  s->acceptable = NULL;
   s->fd = -1;
 }
 
@@ -177,10 +174,9 @@ static int listen_on(server *s, const char *bind_text) {
   if (getsockname(s->fd, (struct sockaddr *)&s->address.storage, &s->address.len) != 0)
     return KVRELAY_TRANSPORT_ERR_SYSTEM;
   s->acceptable = event_new(s->loop.base, s->fd, EV_READ | EV_PERSIST, on_acceptable, s);
-  s->accept_again = evtimer_new(s->loop.base, on_accept_again, s);
-  return s->acceptable != NULL && s->accept_again != NULL && event_add(s->acceptable, NULL) == 0
-             ? KVRELAY_TRANSPORT_OK
-             : KVRELAY_TRANSPORT_ERR_MEMORY;
+  if (s->acceptable == NULL || event_add(s->acceptable, NULL) != 0)
+    return KVRELAY_TRANSPORT_ERR_MEMORY;
+  return kvrelay_timer_open(&s->accept_again, s->loop.base, on_accept_again, s);
 }
 
 kvrelay_grpc_server_config kvrelay_grpc_server_config_default(void) {

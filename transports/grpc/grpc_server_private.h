@@ -27,7 +27,7 @@ struct server_call {
   kvrelay_grpc_inbox inbox;
   kvrelay_grpc_outbox outbox;
   nghttp2_rcbuf *path;
-  struct event *deadline;
+  kvrelay_timer deadline;
   uint64_t timeout_ns; /* as asked for */
   size_t header_bytes;
   kvrelay_status status; /* valid once ended */
@@ -72,7 +72,8 @@ struct server {
   uint32_t connections_count;
   uint64_t jitter; /* state of a small generator */
   uint64_t refused_connections;
-  struct event *acceptable, *accept_again;
+  struct event *acceptable;
+  kvrelay_timer accept_again;
   nghttp2_session_callbacks *callbacks;
   nghttp2_option *option;
   kvrelay_address address;

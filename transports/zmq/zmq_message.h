@@ -7,6 +7,7 @@
 #include <event2/event.h>
 #include <zmq.h>
 
+#include "../timer.h"
 #include "zmq_sub.h"
 
 #define KVRELAY_ZMQ_FRAMES_MAX 4

@@ -15,7 +15,8 @@ struct kvrelay_zmq_replay {
   kvrelay_zmq_listener *listener;
   void *context, *socket; /* socket: of the request under way */
   struct event_base *base;
-  struct event *readable, *again;
+  struct event *readable;
+  kvrelay_timer again;
   size_t max_payload_bytes;
   unsigned max_batches;
   char endpoint[512];
@@ -29,13 +30,10 @@ kvrelay_zmq_replay_config kvrelay_zmq_replay_config_default(void) {
 }
 
 /* As in zmq_sub.c: all that waits is taken, or the loop is asked to come again. */
-static void on_readable(evutil_socket_t fd, short what, void *argument) {
+static void take(void *argument) {
   kvrelay_zmq_replay *r = argument;
   uint64_t now_ns = kvrelay_now_ns();
-  struct timeval at_once = {0, 0};
   unsigned batches = 0;
-  (void)fd;
-  (void)what;
   for (; batches < r->max_batches; batches++) {
     kvrelay_zmq_message message;
     if (!kvrelay_zmq_receive(r->socket, &message))
@@ -43,8 +41,14 @@ static void on_readable(evutil_socket_t fd, short what, void *argument) {
     kvrelay_zmq_deliver(r->listener, &message, FRAMES_MAX, r->max_payload_bytes, now_ns);
   }
   if (batches == r->max_batches)
-    event_add(r->again, &at_once);
+    kvrelay_timer_set(&r->again, 0);
   r->listener->turn(r->listener, now_ns); /* may end this socket */
+}
+
+static void on_readable(evutil_socket_t fd, short what, void *replay) {
+  (void)fd;
+  (void)what;
+  take(replay);
 }
 
 int kvrelay_zmq_replay_open(const kvrelay_zmq_replay_config *cfg, kvrelay_zmq_listener *listener,
@@ -75,7 +79,6 @@ static bool send_request(void *socket, uint64_t first) {
 }
 
 int kvrelay_zmq_replay_ask(kvrelay_zmq_replay *r, uint64_t first) {
-  struct timeval at_once = {0, 0};
   int err = KVRELAY_TRANSPORT_ERR_SYSTEM;
   kvrelay_zmq_replay_stop(r);
   r->socket = zmq_socket(r->context, ZMQ_DEALER);
@@ -87,9 +90,10 @@ int kvrelay_zmq_replay_ask(kvrelay_zmq_replay *r, uint64_t first) {
   }
   if (err == KVRELAY_TRANSPORT_OK) {
     r->readable = kvrelay_zmq_watch(r->base, r->socket, on_readable, r);
-    r->again = evtimer_new(r->base, on_readable, r);
-    if (r->readable == NULL || r->again == NULL || event_add(r->again, &at_once) != 0)
-      err = KVRELAY_TRANSPORT_ERR_MEMORY;
+    err = r->readable == NULL ? KVRELAY_TRANSPORT_ERR_MEMORY
+                              : kvrelay_timer_open(&r->again, r->base, take, r);
+    if (err == KVRELAY_TRANSPORT_OK)
+      kvrelay_timer_set(&r->again, 0); /* unasked: for what arrived before the loop runs */
   }
   if (err != KVRELAY_TRANSPORT_OK) {
     int saved = errno;
@@ -102,11 +106,10 @@ int kvrelay_zmq_replay_ask(kvrelay_zmq_replay *r, uint64_t first) {
 void kvrelay_zmq_replay_stop(kvrelay_zmq_replay *r) {
   if (r->readable != NULL)
     event_free(r->readable);
-  if (r->again != NULL)
-    event_free(r->again);
+  kvrelay_timer_close(&r->again);
   if (r->socket != NULL)
     zmq_close(r->socket);
-  r->readable = r->again = NULL;
+  r->readable = NULL;
   r->socket = NULL;
 }
 

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <event2/event.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,7 +16,8 @@
 struct kvrelay_zmq_sub {
   kvrelay_zmq_listener *listener;
   void *socket, *monitor;
-  struct event *readable, *monitor_readable, *again, *redial;
+  struct event *readable, *monitor_readable;
+  kvrelay_timer again, redial;
   size_t max_payload_bytes;
   unsigned max_batches;
   unsigned publishers; /* connections past their handshake */
@@ -60,23 +62,20 @@ static int monitor_next(void *monitor) {
  * libzmq gives a peer up for good when that speaks something else, or sends more than it may.  So
  * when an end was not followed by libzmq's own news of another attempt, the attempt is made here.
  */
-static void on_redial(evutil_socket_t fd, short what, void *argument) {
+static void on_redial(void *argument) {
   kvrelay_zmq_sub *sub = argument;
-  (void)fd;
-  (void)what;
   (void)zmq_disconnect(sub->socket, sub->endpoint);
   (void)zmq_connect(sub->socket, sub->endpoint);
 }
 
 static void redial_later(kvrelay_zmq_sub *sub) {
-  struct timeval delay = {sub->redial_ms / 1000, (suseconds_t)(sub->redial_ms % 1000) * 1000};
   if (!sub->bound)
-    event_add(sub->redial, &delay);
+    kvrelay_timer_set(&sub->redial, sub->redial_ms * UINT64_C(1000000));
 }
 
 static void count_connections(kvrelay_zmq_sub *sub, int event) {
   if (event == ZMQ_EVENT_CONNECT_RETRIED || event == ZMQ_EVENT_HANDSHAKE_SUCCEEDED)
-    event_del(sub->redial);
+    kvrelay_timer_set(&sub->redial, KVRELAY_TIME_NONE);
   if (event == ZMQ_EVENT_DISCONNECTED)
     redial_later(sub);
   if (event == ZMQ_EVENT_CONNECT_RETRIED)
@@ -115,13 +114,10 @@ static void on_monitor(evutil_socket_t fd, short what, void *argument) {
  * loop is asked to come again.  That is done by a timer: an event that activates itself would run
  * on and on before anybody else's.
  */
-static void on_readable(evutil_socket_t fd, short what, void *argument) {
+static void take(void *argument) {
   kvrelay_zmq_sub *sub = argument;
   uint64_t now_ns = kvrelay_now_ns();
   unsigned batches = 0;
-  struct timeval at_once = {0, 0};
-  (void)fd;
-  (void)what;
   /* libzmq wakes only a reader that has found nothing before: without a first look the monitor
    * would be silent until a batch arrives. */
   drain_monitor(sub, now_ns);
@@ -133,8 +129,14 @@ static void on_readable(evutil_socket_t fd, short what, void *argument) {
     kvrelay_zmq_deliver(sub->listener, &message, FRAMES_MAX, sub->max_payload_bytes, now_ns);
   }
   if (batches == sub->max_batches)
-    event_add(sub->again, &at_once);
+    kvrelay_timer_set(&sub->again, 0);
   sub->listener->turn(sub->listener, now_ns);
+}
+
+static void on_readable(evutil_socket_t fd, short what, void *sub) {
+  (void)fd;
+  (void)what;
+  take(sub);
 }
 
 static bool set_options(void *socket, const kvrelay_zmq_sub_config *cfg) {
@@ -161,7 +163,10 @@ static bool open_monitor(kvrelay_zmq_sub *sub, void *context) {
                       ZMQ_EVENT_DISCONNECTED | ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL |
                       ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL | ZMQ_EVENT_HANDSHAKE_FAILED_AUTH;
   char where[64];
-  snprintf(where, sizeof where, "inproc://kvrelay-monitor-%p", (void *)sub);
+  /* libzmq forgets the name of a closed monitor only some time later, when another socket may have
+   * got the same memory. */
+  snprintf(where, sizeof where, "inproc://kvrelay-monitor-%p-%" PRIu64, (void *)sub,
+           kvrelay_now_ns());
   return zmq_socket_monitor(sub->socket, where, watched) == 0 &&
          (sub->monitor = zmq_socket(context, ZMQ_PAIR)) != NULL &&
          kvrelay_zmq_set_int(sub->monitor, ZMQ_LINGER, 0) &&
@@ -179,14 +184,14 @@ static int open_endpoint(kvrelay_zmq_sub *sub, const kvrelay_zmq_sub_config *cfg
 }
 
 static bool watch_all(kvrelay_zmq_sub *sub, struct event_base *base) {
-  struct timeval at_once = {0, 0};
   sub->monitor_readable = kvrelay_zmq_watch(base, sub->monitor, on_monitor, sub);
   sub->readable = kvrelay_zmq_watch(base, sub->socket, on_readable, sub);
-  sub->again = evtimer_new(base, on_readable, sub);
-  sub->redial = evtimer_new(base, on_redial, sub);
-  /* Once without being asked: for what arrived before the loop runs. */
-  return sub->monitor_readable != NULL && sub->readable != NULL && sub->again != NULL &&
-         sub->redial != NULL && event_add(sub->again, &at_once) == 0;
+  if (sub->monitor_readable == NULL || sub->readable == NULL ||
+      kvrelay_timer_open(&sub->again, base, take, sub) != KVRELAY_TRANSPORT_OK ||
+      kvrelay_timer_open(&sub->redial, base, on_redial, sub) != KVRELAY_TRANSPORT_OK)
+    return false;
+  kvrelay_timer_set(&sub->again, 0); /* unasked: for what arrived before the loop runs */
+  return true;
 }
 
 int kvrelay_zmq_sub_open(const kvrelay_zmq_sub_config *cfg, kvrelay_zmq_listener *listener,
@@ -225,10 +230,12 @@ const char *kvrelay_zmq_sub_endpoint(const kvrelay_zmq_sub *sub) { return sub->e
 void kvrelay_zmq_sub_close(kvrelay_zmq_sub *sub) {
   if (sub == NULL)
     return;
-  struct event *events[] = {sub->readable, sub->monitor_readable, sub->again, sub->redial};
-  for (size_t i = 0; i < sizeof events / sizeof events[0]; i++)
-    if (events[i] != NULL)
-      event_free(events[i]);
+  if (sub->readable != NULL)
+    event_free(sub->readable);
+  if (sub->monitor_readable != NULL)
+    event_free(sub->monitor_readable);
+  kvrelay_timer_close(&sub->again);
+  kvrelay_timer_close(&sub->redial);
   if (sub->socket != NULL) {
     (void)zmq_socket_monitor(sub->socket, NULL, 0);
     zmq_close(sub->socket);
