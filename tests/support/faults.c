@@ -9,6 +9,7 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
+#include <time.h>
 #include <unistd.h>
 
 static struct {
@@ -112,6 +113,23 @@ int WRAP(nghttp2_session_client_new2)(nghttp2_session **session,
 }
 
 void faults_install(void) { event_set_mem_functions(WRAP(malloc), WRAP(realloc), free); }
+
+/* ---- clocks ---- */
+
+static int64_t jump_ns;
+
+int REAL(clock_gettime)(clockid_t id, struct timespec *out);
+int WRAP(clock_gettime)(clockid_t id, struct timespec *out);
+
+int WRAP(clock_gettime)(clockid_t id, struct timespec *out) {
+  const int result = REAL(clock_gettime)(id, out);
+  const int64_t ns = out->tv_nsec + jump_ns % 1000000000;
+  out->tv_sec += (time_t)(jump_ns / 1000000000) + (ns >= 1000000000) - (ns < 0);
+  out->tv_nsec = (long)((ns + 1000000000) % 1000000000);
+  return result;
+}
+
+void faults_jump(int64_t ns) { jump_ns += ns; }
 
 /* ---- sockets ---- */
 

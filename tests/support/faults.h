@@ -5,6 +5,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 #include "transports/transport.h"
 
@@ -31,6 +32,9 @@ void faults_install(void);
 void faults_arm(enum fault_kind kind, unsigned long nth, unsigned long count, int error);
 /* No fault any more.  True when one has struck since faults_arm. */
 bool faults_disarm(void);
+/* All clocks of our code jump by so much, while those of libevent and the system do not: what a
+ * machine sees that was asleep, or whose clock was set. */
+void faults_jump(int64_t ns);
 /* The same service, but nothing that it does itself fails: what is under test is the transport. */
 kvrelay_service *faults_spare(kvrelay_service *service);
 
