@@ -4,6 +4,7 @@
 #define KVRELAY_GRPC_CLIENT_H
 
 #include "../transport.h"
+#include "grpc_metadata.h"
 
 struct event_base;
 
@@ -39,5 +40,52 @@ kvrelay_grpc_client_config kvrelay_grpc_client_config_default(void);
  */
 int kvrelay_grpc_client_open(const kvrelay_grpc_client_config *cfg, kvrelay_caller *caller,
                              kvrelay_client_transport **out);
+
+/*
+ * ---- calls of any shape ----
+ *
+ * Beside the `call` of transport.h, which sends one message and half-closes: any number of request
+ * messages, metadata either way, a time limit.  `client` below is a transport opened by
+ * kvrelay_grpc_client_open; messages and end are reported to its caller as for every other call,
+ * and its `cancel` ends them.
+ */
+
+/* What such a call reports besides; `self` is the client's caller. */
+typedef struct kvrelay_grpc_call_events {
+  /* Metadata of the answer, valid during the call: with `trailing` false before `admitted`, with
+   * true before `end`; not when it is empty.  A list that is too long or does not decode ends the
+   * call with RESOURCE_EXHAUSTED or INTERNAL.  NULL: it is of no interest. */
+  void (*metadata)(kvrelay_caller *self, uint32_t call, bool trailing,
+                   const kvrelay_grpc_metadata *list, uint64_t now_ns);
+  /* There is room again after a send that was refused with KVRELAY_TRANSPORT_ERR_LIMIT.  May be
+   * NULL. */
+  void (*room)(kvrelay_caller *self, uint32_t call, uint64_t now_ns);
+} kvrelay_grpc_call_events;
+
+typedef struct kvrelay_grpc_call_options {
+  const char *path;                       /* "/package.Service/Method" */
+  const kvrelay_grpc_metadata *metadata;  /* of the request; NULL: none; only read during start */
+  const kvrelay_grpc_call_events *events; /* NULL: none; must outlive the call */
+  uint64_t timeout_ns; /* told to the server, and after it the call ends with DEADLINE_EXCEEDED
+                          whatever the server does; KVRELAY_TIME_NONE: no limit */
+} kvrelay_grpc_call_options;
+
+/*
+ * Opens a call without a message.  `call` is its number, not 0.  KVRELAY_TRANSPORT_OK, or, with
+ * nothing sent, _ERR_ARG (number in use, no path), _ERR_CONNECT (not ready: wait for the
+ * connection), _ERR_LIMIT (the server's or our own bound of open calls: wait for an end),
+ * _ERR_MEMORY.
+ */
+int kvrelay_grpc_client_start(kvrelay_client_transport *client, uint32_t call,
+                              const kvrelay_grpc_call_options *options);
+/*
+ * Sends one more message, which is copied.  KVRELAY_TRANSPORT_OK, or, with nothing sent, _ERR_ARG
+ * (no such call, or half-closed; longer than max_message_bytes), _ERR_LIMIT (the messages before it
+ * wait: try again when `room` is reported), _ERR_MEMORY.
+ */
+int kvrelay_grpc_client_send(kvrelay_client_transport *client, uint32_t call, const uint8_t *bytes,
+                             size_t len);
+/* The last message was sent.  KVRELAY_TRANSPORT_OK, or _ERR_ARG (no such call, or done already). */
+int kvrelay_grpc_client_half_close(kvrelay_client_transport *client, uint32_t call);
 
 #endif

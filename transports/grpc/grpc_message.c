@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "grpc_message.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -266,6 +267,26 @@ bool kvrelay_grpc_timeout_parse(const uint8_t *text, size_t len, uint64_t *out_n
   }
   *out_ns = value > UINT64_MAX / unit ? KVRELAY_TIME_NONE : value * unit;
   return true;
+}
+
+size_t kvrelay_grpc_timeout_put(uint64_t ns, char out[KVRELAY_GRPC_TIMEOUT_CAP]) {
+  static const struct {
+    uint64_t ns;
+    char unit;
+  } units[] = {{1, 'n'},
+               {1000, 'u'},
+               {1000000, 'm'},
+               {1000000000, 'S'},
+               {UINT64_C(60000000000), 'M'},
+               {UINT64_C(3600000000000), 'H'}};
+  size_t i = 0;
+  while (i < 5 && ns / units[i].ns >= 99999999)
+    i++;
+  uint64_t value = ns / units[i].ns + (ns % units[i].ns != 0);
+  if (value == 0)
+    value = 1;
+  return (size_t)snprintf(out, KVRELAY_GRPC_TIMEOUT_CAP, "%llu%c", (unsigned long long)value,
+                          units[i].unit);
 }
 
 int kvrelay_grpc_content_type(const uint8_t *text, size_t len) {

@@ -65,6 +65,11 @@ void kvrelay_grpc_percent_decode(const uint8_t *text, size_t len, char *out, siz
 /* "5S", "100m": 1 to 8 digits and one of H M S m u n.  False when it is anything else; too large
  * for 64 bits = KVRELAY_TIME_NONE. */
 bool kvrelay_grpc_timeout_parse(const uint8_t *text, size_t len, uint64_t *out_ns);
+/* Room for any timeout as text. */
+#define KVRELAY_GRPC_TIMEOUT_CAP 24
+/* The shortest unit in which 8 digits hold it, rounded up; at least "1n".
+ * Returns the length; not terminated. */
+size_t kvrelay_grpc_timeout_put(uint64_t ns, char out[KVRELAY_GRPC_TIMEOUT_CAP]);
 
 enum kvrelay_grpc_content {
   KVRELAY_GRPC_CONTENT_FOREIGN = 0,
