@@ -28,6 +28,7 @@ BENCH_SRC := $(wildcard bench/bench_*.c)
 VECTORS := $(wildcard tests/vectors/*.json)
 
 PB_SRC := $(PROTOS:%.proto=$(BUILD)/%.pb.c)
+PROTOSET := $(BUILD)/kvrelay.protoset
 PB_PY := $(PROTOS:proto/%.proto=$(BUILD)/tests/python/%_pb2.py)
 
 obj = $(patsubst %.c,$(BUILD)/obj/%.o,$(1))
@@ -69,7 +70,7 @@ own_link = $(filter -l%,$(call own_flags,$(1)))
 
 # ---- programs and library ----
 
-all: $(LIB) $(PROGRAMS) ## build the library, kvrelayd and kvrelay
+all: $(LIB) $(PROGRAMS) $(PROTOSET) ## build the library, kvrelayd, kvrelay and the protoset for tools
 
 $(BUILD)/kvrelayd: $(call obj,$(DAEMON_SRC)) $(COMMON) $(LIB)
 	$(LINK) $^ $(LIBS) -o $@
@@ -77,7 +78,7 @@ $(BUILD)/kvrelayd: $(call obj,$(DAEMON_SRC)) $(COMMON) $(LIB)
 $(BUILD)/kvrelay: $(call obj,$(TOOL_SRC)) $(COMMON) $(LIB)
 	$(LINK) $^ $(LIBS) -o $@
 
-$(LIB): $(call obj,$(LIB_SRC)) $(PB_SRC:.c=.o)
+$(LIB): $(call obj,$(LIB_SRC)) $(PB_SRC:.c=.o) $(BUILD)/proto/descriptors.o
 $(COMMON): $(call obj,$(COMMON_SRC))
 $(SUPPORT): $(call obj,$(SUPPORT_SRC))
 $(INSIDES): $(call obj,$(filter-out %/main.c,$(DAEMON_SRC) $(TOOL_SRC)))
@@ -101,14 +102,27 @@ ifneq ($(filter x86_64-%,$(shell $(CC) -dumpmachine)),)
 $(BUILD)/obj/tests/support/kernel_avx2.o: private override CFLAGS += -mavx2
 endif
 
-$(BUILD)/proto/%.pb.o: $(BUILD)/proto/%.pb.c $(STAMP)
+$(BUILD)/proto/%.o: $(BUILD)/proto/%.c $(STAMP)
 	$(COMPILE) -c $< -o $@
 
 $(BUILD)/proto/%.pb.c: proto/%.proto $(wildcard proto/*.options)
 	@mkdir -p $(@D)
 	@command -v nanopb_generator.py >/dev/null || { echo 'packages are missing: make deps' >&2; exit 1; }
 	nanopb_generator.py -q --error-on-unmatched -I proto -D $(@D) $*.proto
+	@sed -i '1i #pragma GCC system_header /* warnings about it help nobody */' $(@D)/$*.pb.h
 $(BUILD)/proto/%.pb.h: $(BUILD)/proto/%.pb.c ;
+
+# What servers say of themselves: all files under the names that tools know them by, one of them once more under its package's older
+# name. The protoset is for tools that have to do without reflection.
+PUBLIC_NAMES := grpc/health/v1/health.proto=proto/health.proto grpc/reflection/v1/reflection.proto=proto/reflection.proto \
+  grpc/reflection/v1alpha/reflection.proto=$(BUILD)/proto/reflection_v1alpha.proto
+$(BUILD)/proto/reflection_v1alpha.proto: proto/reflection.proto
+	@mkdir -p $(@D)
+	sed 's/^package grpc.reflection.v1;/package grpc.reflection.v1alpha;/' $< >$@
+$(PROTOSET): $(PROTOS) $(BUILD)/proto/reflection_v1alpha.proto
+	protoc --descriptor_set_out=$@ --include_imports -I proto $(PUBLIC_NAMES:%=-I %) kvrelay.proto $(foreach n,$(PUBLIC_NAMES),$(firstword $(subst =, ,$(n))))
+$(BUILD)/proto/descriptors.c: $(PROTOSET) scripts/embed-descriptors
+	scripts/embed-descriptors $< >$@
 
 # ---- tests ----
 

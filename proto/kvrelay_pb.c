@@ -14,15 +14,7 @@
 #include <pb_decode.h>
 #include <string.h>
 
-#if defined(__GNUC__)
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored                                                                     \
-    "-Wredundant-decls" /* the generator declares the callback once per message */
-#endif
 #include "kvrelay.pb.h"
-#if defined(__GNUC__)
-#pragma GCC diagnostic pop
-#endif
 
 /* ---- reader ---- */
 

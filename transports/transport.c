@@ -2,6 +2,7 @@
 
 #include "transport.h"
 
+#include <stdio.h>
 #include <time.h>
 
 uint64_t kvrelay_now_ns(void) {
@@ -37,4 +38,11 @@ const char *kvrelay_transport_strerror(int err) {
   default:
     return "unknown error";
   }
+}
+
+int kvrelay_refuse(kvrelay_status *status, int32_t grpc, const char *text) {
+  status->grpc = grpc;
+  status->reason = KVRELAY_REASON_NONE;
+  snprintf(status->text, sizeof status->text, "%s", text);
+  return KVRELAY_ERR_REFUSED;
 }

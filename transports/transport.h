@@ -78,6 +78,10 @@ typedef struct kvrelay_parts {
   size_t bytes; /* sum */
 } kvrelay_parts;
 
+/* Fills in a status without a reason, which belongs to the contract's own errors.  Returns
+ * KVRELAY_ERR_REFUSED. */
+int kvrelay_refuse(kvrelay_status *status, int32_t grpc, const char *text);
+
 /* A service; `self` is its first argument everywhere. */
 typedef struct kvrelay_service kvrelay_service;
 struct kvrelay_service {

@@ -7,11 +7,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "grpc/grpc_server.h"
+#include "front.h"
 #include "log.h"
 #include "plan.h"
 #include "serve.h"
-#include "service.h"
 #include "timer.h"
 
 #define DEFAULT_CONFIG "/etc/kvrelay/kvrelayd.yaml"
@@ -30,6 +29,8 @@ static const char usage[] =
     "                       memory it takes at worst, and stop\n"
     "  --bind ADDRESS:PORT  gRPC listener, instead of relay.bind; port 0 takes a free one and logs "
     "it\n"
+    "  --health-bind ADDRESS:PORT\n"
+    "                       a second listener that knows gRPC's health service alone, for probes\n"
     "  --sources-file FILE  serve only the namespaces of this JSON file, read again every second;\n"
     "                       $DYN_RELAY_CONNECTION_REVISION is the connectionRevision it must have\n"
     "  --log-level LEVEL    trace, debug, info, warn, error (default info)\n"
@@ -40,14 +41,19 @@ static const char usage[] =
     "70 internal failure, 71 the system refused something, 78 configuration not valid.\n"
     "SIGTERM or SIGINT stop in order; a second one stops at once.\n";
 
+/* Of the command line; NULL: not given. */
+typedef struct flags {
+  const char *path, *bind, *health_bind, *sources;
+  bool only_check;
+} flags;
+
 typedef struct daemon {
   struct event_base *base;
   struct event *term, *interrupt;
   kvrelay_timer deadline;
   scope scope;
   serve serve;
-  kvrelay_relay_service *service;
-  kvrelay_transport *grpc;
+  front front;
   int stops; /* signals to stop so far */
 } daemon_;
 
@@ -60,12 +66,6 @@ static void on_stop(evutil_socket_t signal_number, short what, void *argument) {
 }
 
 static void on_deadline(void *daemon) { (void)daemon; /* waking the loop is all it is for */ }
-
-static void on_transport_log(void *context, int level, const char *event, const char *text) {
-  char quoted[LOG_QUOTE_CAP];
-  (void)context;
-  log_event(level, event, "text=%s", log_quote(text, strlen(text), quoted));
-}
 
 /* As scope_open. */
 static int open_scope(scope *s, const char *sources) {
@@ -105,23 +105,6 @@ static int check(const char *path, const char *sources) {
   return code;
 }
 
-static int open_listener(daemon_ *d, const char *bind) {
-  kvrelay_grpc_server_config cfg = kvrelay_grpc_server_config_default();
-  cfg.bind = bind;
-  cfg.base = d->base;
-  cfg.log = on_transport_log;
-  int err = kvrelay_grpc_server_open(&cfg, kvrelay_relay_service_base(d->service), &d->grpc);
-  if (err != KVRELAY_TRANSPORT_OK) {
-    log_event(LOG_ERROR, "bind_failed", "address=%s error=\"%s\" system=\"%s\"", bind,
-              kvrelay_transport_strerror(err), strerror(errno));
-    return 69;
-  }
-  char address[128];
-  kvrelay_grpc_server_address(d->grpc, address, sizeof address);
-  log_event(LOG_INFO, "listening", "transport=grpc address=%s", address);
-  return 0;
-}
-
 /* The earliest of all deadlines becomes the loop's timer. */
 static void arm_deadline(daemon_ *d) {
   uint64_t at = serve_deadline_ns(&d->serve);
@@ -137,23 +120,16 @@ static int run(daemon_ *d) {
     uint64_t now = kvrelay_now_ns();
     if (d->stops != 0 && !stopping) {
       stopping = true;
+      front_stop(&d->front, SHUTDOWN_GRACE_NS);
       kvrelay_relay_shutdown(&d->serve.relay, now);
-      if (d->grpc != NULL)
-        d->grpc->stop(d->grpc, SHUTDOWN_GRACE_NS);
     }
     serve_poll(&d->serve, now);
     if (!stopping && scope_poll(&d->scope, now))
       serve_scope_changed(&d->serve, now);
     /* Wakes the calls to which any of that has something to say. */
-    kvrelay_relay_service_poll(d->service, now);
+    kvrelay_relay_service_poll(d->front.relay, now);
     arm_deadline(d);
-    if (d->grpc == NULL) {
-      if (stopping)
-        return 0;
-      event_base_loop(d->base, EVLOOP_ONCE);
-      continue;
-    }
-    int turned = d->grpc->run_once(d->grpc, 1000000000u);
+    int turned = front_turn(&d->front);
     if (turned == KVRELAY_TRANSPORT_CLOSED)
       return 0;
     if (turned < 0) {
@@ -188,49 +164,45 @@ static void close_signals(daemon_ *d) {
     event_base_free(d->base);
 }
 
-static int open_all(daemon_ *d, const config *c, const plan *p, const char *bind,
-                    const char *sources) {
+static int open_all(daemon_ *d, const config *c, const plan *p, const flags *given) {
   int code = open_signals(d);
   if (code == 0)
-    code = open_scope(&d->scope, sources);
+    code = open_scope(&d->scope, given->sources);
   if (code == 0)
     code = serve_reserve(&d->serve, p);
   if (code == 0)
     code = serve_open(&d->serve, &d->scope);
-  if (code == 0) {
-    kvrelay_relay_service_config cfg = kvrelay_relay_service_config_default(&d->serve.relay);
-    code = kvrelay_relay_service_open(&cfg, &d->service) == KVRELAY_TRANSPORT_OK ? 0 : 71;
-  }
-  if (bind == NULL)
-    bind = c->relay.bind;
+  if (code == 0)
+    code = front_open(&d->front, &d->serve.relay, d->base);
+  const char *bind = given->bind != NULL ? given->bind : c->relay.bind;
   if (code == 0 && bind != NULL)
-    code = open_listener(d, bind);
+    code = front_listen(&d->front, bind);
+  if (code == 0 && given->health_bind != NULL)
+    code = front_listen_probes(&d->front, given->health_bind);
   if (code == 0 && bind == NULL)
     log_event(LOG_WARN, "no_listener",
               "note=\"neither relay.bind nor --bind: nobody can connect\"");
   return code == 0 ? serve_connect(&d->serve, d->base) : code;
 }
 
-static int serve_config(const char *path, const char *bind, const char *sources) {
+static int serve_config(const flags *given) {
   int code = 0;
   daemon_ d;
   memset(&d, 0, sizeof d);
-  config *c = config_load(path, stderr, &code);
+  config *c = config_load(given->path, stderr, &code);
   if (c == NULL)
     return code;
   plan *p = plan_make(c, stderr);
-  code = p == NULL ? 71 : open_all(&d, c, p, bind, sources);
+  code = p == NULL ? 71 : open_all(&d, c, p, given);
   if (code == 0) {
+    front_ready(&d.front);
     log_event(LOG_INFO, "ready", "dc=%s pools=%u", c->relay.dc, d.serve.pools_count);
     code = run(&d);
     log_event(LOG_INFO, "stopped", "code=%d", code);
   } else if (code == 71) {
     log_event(LOG_ERROR, "not_started", "system=\"%s\"", strerror(errno));
   }
-  if (d.grpc != NULL)
-    d.grpc->close(d.grpc);
-  if (d.service != NULL)
-    kvrelay_relay_service_close(d.service);
+  front_close(&d.front);
   serve_close(&d.serve);
   scope_close(&d.scope);
   close_signals(&d);
@@ -239,35 +211,47 @@ static int serve_config(const char *path, const char *bind, const char *sources)
   return code;
 }
 
-int main(int argc, char **argv) {
-  enum { OPT_CONFIG = 1, OPT_CHECK, OPT_BIND, OPT_SOURCES, OPT_LOG, OPT_HELP, OPT_VERSION };
+/* -1, or the exit code when nothing more is to be done.  One case for each flag. */
+static int parse_flags(int argc, char **argv, flags *given) {
+  enum {
+    OPT_CONFIG = 1,
+    OPT_CHECK,
+    OPT_BIND,
+    OPT_HEALTH,
+    OPT_SOURCES,
+    OPT_LOG,
+    OPT_HELP,
+    OPT_VERSION
+  };
   static const struct option options[] = {{"config", required_argument, NULL, OPT_CONFIG},
                                           {"check", no_argument, NULL, OPT_CHECK},
                                           {"bind", required_argument, NULL, OPT_BIND},
+                                          {"health-bind", required_argument, NULL, OPT_HEALTH},
                                           {"sources-file", required_argument, NULL, OPT_SOURCES},
                                           {"log-level", required_argument, NULL, OPT_LOG},
                                           {"help", no_argument, NULL, OPT_HELP},
                                           {"version", no_argument, NULL, OPT_VERSION},
                                           {NULL, 0, NULL, 0}};
-  const char *path = getenv("KVRELAY_CONFIG"), *bind = NULL, *sources = NULL;
-  bool only_check = false;
+  given->path = getenv("KVRELAY_CONFIG");
   for (int o; (o = getopt_long(argc, argv, "", options, NULL)) != -1;) {
     switch (o) {
     case OPT_CONFIG:
-      path = optarg;
+      given->path = optarg;
       break;
     case OPT_CHECK:
-      only_check = true;
+      given->only_check = true;
       break;
     case OPT_BIND:
-      bind = optarg;
-      if (!config_bind_valid(bind)) {
-        fprintf(stderr, "kvrelayd: --bind " CONFIG_BIND_FORM ", not '%s'\n", bind);
+    case OPT_HEALTH:
+      if (!config_bind_valid(optarg)) {
+        fprintf(stderr, "kvrelayd: --%s " CONFIG_BIND_FORM ", not '%s'\n",
+                o == OPT_BIND ? "bind" : "health-bind", optarg);
         return 64;
       }
+      *(o == OPT_BIND ? &given->bind : &given->health_bind) = optarg;
       break;
     case OPT_SOURCES:
-      sources = optarg;
+      given->sources = optarg;
       break;
     case OPT_LOG:
       if (log_level_from_name(optarg) < 0) {
@@ -288,13 +272,21 @@ int main(int argc, char **argv) {
       return 64;
     }
   }
-  if (only_check && optind < argc)
-    path = argv[optind++];
+  if (given->only_check && optind < argc)
+    given->path = argv[optind++];
   if (optind < argc) {
     fprintf(stderr, "kvrelayd: unexpected argument '%s'; see --help\n", argv[optind]);
     return 64;
   }
-  if (path == NULL)
-    path = DEFAULT_CONFIG;
-  return only_check ? check(path, sources) : serve_config(path, bind, sources);
+  if (given->path == NULL)
+    given->path = DEFAULT_CONFIG;
+  return -1;
+}
+
+int main(int argc, char **argv) {
+  flags given = {0};
+  const int code = parse_flags(argc, argv, &given);
+  if (code >= 0)
+    return code;
+  return given.only_check ? check(given.path, given.sources) : serve_config(&given);
 }

@@ -1,0 +1,105 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "front.h"
+
+#include <errno.h>
+#include <event2/event.h>
+#include <string.h>
+
+#include "grpc/grpc_server.h"
+#include "log.h"
+
+#define RELAY_NAME "dynamo.kvrelay.v1.KvEventRelay"
+
+static void on_transport_log(void *context, int level, const char *event, const char *text) {
+  char quoted[LOG_QUOTE_CAP];
+  (void)context;
+  log_event(level, event, "text=%s", log_quote(text, strlen(text), quoted));
+}
+
+int front_open(front *f, kvrelay_relay *relay, struct event_base *base) {
+  static const char *const names[] = {RELAY_NAME, KVRELAY_GRPC_HEALTH_NAME,
+                                      KVRELAY_GRPC_REFLECTION_NAME,
+                                      KVRELAY_GRPC_REFLECTION_OLD_NAME};
+  kvrelay_relay_service_config cfg = kvrelay_relay_service_config_default(relay);
+  f->base = base;
+  if (kvrelay_relay_service_open(&cfg, &f->relay) != KVRELAY_TRANSPORT_OK ||
+      kvrelay_grpc_health_open(&f->health) != KVRELAY_TRANSPORT_OK ||
+      kvrelay_grpc_health_set(f->health, RELAY_NAME, KVRELAY_GRPC_HEALTH_NOT_SERVING) !=
+          KVRELAY_TRANSPORT_OK ||
+      kvrelay_grpc_reflection_open(names, sizeof names / sizeof names[0], &f->reflection) !=
+          KVRELAY_TRANSPORT_OK)
+    return 71;
+  kvrelay_mux_init(&f->all, kvrelay_relay_service_base(f->relay));
+  kvrelay_service *reflection = kvrelay_grpc_reflection_base(f->reflection);
+  (void)kvrelay_mux_add(&f->all, KVRELAY_GRPC_HEALTH_NAME, kvrelay_grpc_health_base(f->health));
+  (void)kvrelay_mux_add(&f->all, KVRELAY_GRPC_REFLECTION_NAME, reflection);
+  (void)kvrelay_mux_add(&f->all, KVRELAY_GRPC_REFLECTION_OLD_NAME, reflection);
+  return 0;
+}
+
+static int listen_with(front *f, const char *bind, kvrelay_service *service, const char *transport,
+                       kvrelay_transport **out) {
+  kvrelay_grpc_server_config cfg = kvrelay_grpc_server_config_default();
+  cfg.bind = bind;
+  cfg.base = f->base;
+  cfg.log = on_transport_log;
+  int err = kvrelay_grpc_server_open(&cfg, service, out);
+  if (err != KVRELAY_TRANSPORT_OK) {
+    log_event(LOG_ERROR, "bind_failed", "address=%s error=\"%s\" system=\"%s\"", bind,
+              kvrelay_transport_strerror(err), strerror(errno));
+    return 69;
+  }
+  char address[128];
+  kvrelay_grpc_server_address(*out, address, sizeof address);
+  log_event(LOG_INFO, "listening", "transport=%s address=%s", transport, address);
+  return 0;
+}
+
+int front_listen(front *f, const char *bind) {
+  return listen_with(f, bind, &f->all.base, "grpc", &f->grpc);
+}
+
+int front_listen_probes(front *f, const char *bind) {
+  return listen_with(f, bind, kvrelay_grpc_health_base(f->health), "health", &f->probes);
+}
+
+void front_ready(front *f) {
+  (void)kvrelay_grpc_health_set(f->health, "", KVRELAY_GRPC_HEALTH_SERVING);
+  (void)kvrelay_grpc_health_set(f->health, RELAY_NAME, KVRELAY_GRPC_HEALTH_SERVING);
+}
+
+void front_stop(front *f, uint64_t grace_ns) {
+  f->stopping = true;
+  kvrelay_grpc_health_shutdown(f->health);
+  kvrelay_grpc_reflection_shutdown(f->reflection);
+  if (f->grpc != NULL)
+    f->grpc->stop(f->grpc, grace_ns);
+  if (f->probes != NULL)
+    f->probes->stop(f->probes, grace_ns);
+}
+
+int front_turn(front *f) {
+  /* All of them share the loop, so that running one runs the others too. */
+  kvrelay_transport **one = f->grpc != NULL ? &f->grpc : &f->probes;
+  if (*one == NULL) {
+    if (f->stopping)
+      return KVRELAY_TRANSPORT_CLOSED;
+    return event_base_loop(f->base, EVLOOP_ONCE) < 0 ? KVRELAY_TRANSPORT_ERR_SYSTEM : 1;
+  }
+  const int turned = (*one)->run_once(*one, 1000000000u);
+  if (turned != KVRELAY_TRANSPORT_CLOSED)
+    return turned;
+  (*one)->close(*one);
+  *one = NULL;
+  return 1;
+}
+
+void front_close(front *f) {
+  if (f->grpc != NULL)
+    f->grpc->close(f->grpc);
+  if (f->probes != NULL)
+    f->probes->close(f->probes);
+  kvrelay_grpc_reflection_close(f->reflection);
+  kvrelay_grpc_health_close(f->health);
+  kvrelay_relay_service_close(f->relay);
+}

@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* front.h - what the daemon serves over gRPC: the relay, its health and its descriptors, and a
+ * second listener for probes alone. */
+#ifndef KVRELAYD_FRONT_H
+#define KVRELAYD_FRONT_H
+
+#include "grpc/grpc_health.h"
+#include "grpc/grpc_reflection.h"
+#include "mux.h"
+#include "service.h"
+
+struct event_base;
+
+typedef struct front {
+  struct event_base *base;
+  kvrelay_relay_service *relay;
+  kvrelay_grpc_health *health;
+  kvrelay_grpc_reflection *reflection;
+  kvrelay_mux all;
+  kvrelay_transport *grpc, *probes; /* NULL: not asked for, or ended */
+  bool stopping;
+} front;
+
+/* Services without listeners; health is NOT_SERVING.  `relay` and `base` must outlive the front.
+ * 0, or an exit code. */
+int front_open(front *f, kvrelay_relay *relay, struct event_base *base);
+/* Listens for everybody, or for probes alone: those see health and nothing else.  0, or an exit
+ * code after a log line. */
+int front_listen(front *f, const char *bind);
+int front_listen_probes(front *f, const char *bind);
+/* Health is SERVING. */
+void front_ready(front *f);
+/* Health is NOT_SERVING; listeners close, and connections within `grace_ns`. */
+void front_stop(front *f, uint64_t grace_ns);
+/* One turn of the loop, at most a second.  KVRELAY_TRANSPORT_CLOSED: stopped, nothing is left;
+ * other errors are the loop's. */
+int front_turn(front *f);
+/* Harmless for a front of zeros. */
+void front_close(front *f);
+
+#endif
