@@ -17,9 +17,9 @@
  *  3. A transport pulls a call only while it can take one more message: when the message before has
  * left its own queue for that call and its unsent output is below its bound.  Back-pressure is
  * nothing but not pulling.
- *  4. `pull` answers NONE, MESSAGE or END.  After NONE the transport waits until the service calls
- * `wake` for that call.  After END it sends the status and calls `close`.  Zero never means "end"
- * and never means "error".
+ *  4. `pull` answers NONE, MESSAGE or END, and may be called from `open` on.  After NONE the
+ * transport waits until the service calls `wake` for that call.  After END it sends the status and
+ * calls `close`.  Zero never means "end" and never means "error".
  *  5. `close` is called exactly once for every call that `open` accepted, whatever ended it, and
  * nothing is called for it afterwards.
  *  6. A refused `open` has no `close`.

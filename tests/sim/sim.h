@@ -44,6 +44,8 @@
   X(CUT, "connections cut")                                                                        \
   X(REFUSED, "connections refused")                                                                \
   X(HELD, "readers standing still")                                                                \
+  X(STALLED, "connections that fell silent")                                                       \
+  X(SHORT_TURNS, "turns cut short")                                                                \
   X(DELAYED, "delays changed")                                                                     \
   X(NO_COPY, "messages without memory")                                                            \
   X(STARVED, "consumers without memory for replicas")                                              \

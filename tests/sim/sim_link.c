@@ -45,11 +45,14 @@ void sim_link_close(sim *s, uint32_t r, uint32_t c) {
   sim_free(s, l->consumer_mem);
 }
 
+static void hold_all(kvrelay_mem *mem, bool hold) { kvrelay_mem_hold(mem, 0, hold); }
+
 /* Lifts what is due to be lifted, and lets something happen. */
 void sim_link_step(sim *s, uint32_t r, uint32_t c) {
   sim_link *const l = &s->links[r][c];
   if (l->hold_until && (s->calm || s->now >= l->hold_until)) {
-    kvrelay_mem_hold(l->mem, 0, false);
+    hold_all(l->mem, false);
+    kvrelay_mem_stall(l->mem, false);
     l->hold_until = 0;
   }
   if (l->refuse_until && (s->calm || s->now >= l->refuse_until)) {
@@ -58,7 +61,8 @@ void sim_link_step(sim *s, uint32_t r, uint32_t c) {
   }
   if (s->calm)
     return;
-  switch (sim_below(s, 600)) {
+  const uint32_t what = sim_below(s, 600);
+  switch (what) {
   case 0:
     sim_count(s, SIM_CUT);
     kvrelay_mem_cut(l->mem);
@@ -70,8 +74,9 @@ void sim_link_step(sim *s, uint32_t r, uint32_t c) {
     l->refuse_until = s->now + sim_below(s, 20000) * SIM_MS + 1;
     break;
   case 2:
-    sim_count(s, SIM_HELD);
-    kvrelay_mem_hold(l->mem, 0, true);
+  case 7:
+    sim_count(s, what == 2 ? SIM_HELD : SIM_STALLED);
+    (what == 2 ? hold_all : kvrelay_mem_stall)(l->mem, true);
     l->held_from = l->hold_until ? l->held_from : s->now;
     l->hold_until = s->now + sim_below(s, 40000) * SIM_MS + 1;
     l->slow = true;
@@ -85,6 +90,10 @@ void sim_link_step(sim *s, uint32_t r, uint32_t c) {
     sim_count(s, SIM_DELAYED);
     kvrelay_mem_delay(l->mem, sim_below(s, 400) * SIM_MS);
     l->slow = true;
+    break;
+  case 6:
+    sim_count(s, SIM_SHORT_TURNS);
+    kvrelay_mem_turn(l->mem, sim_below(s, 4));
     break;
   default:
     break;

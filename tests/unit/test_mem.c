@@ -6,7 +6,6 @@
 #include "mem/mem.h"
 
 #include <criterion/criterion.h>
-#include <stdlib.h>
 #include <string.h>
 
 #define MS UINT64_C(1000000)
@@ -82,7 +81,9 @@ static int toy_pull(kvrelay_service *self, void *handle, uint64_t now_ns, kvrela
   toy *t = (toy *)self;
   toy_call *c = handle;
   (void)now_ns;
-  cr_assert(c->half_closed && !c->closed);
+  cr_assert_not(c->closed);
+  if (!c->half_closed)
+    return KVRELAY_PULL_NONE;
   t->pulls++;
   if (c->sent == t->planned) {
     status->grpc = KVRELAY_GRPC_OUT_OF_RANGE;
@@ -314,6 +315,124 @@ Test(mem, none_waits_for_wake) {
   r.service.calls[0].call->wake(r.service.calls[0].call);
   settle(&r);
   cr_assert_eq(r.caller.calls[1].messages, 2);
+  rig_down(&r);
+}
+
+/* Two calls of three messages, one refused, one cancelled: what either side is told does not depend
+ * on how much of it comes in one turn. */
+Test(mem, turns_of_every_size_tell_the_same) {
+  size_t turns_before = SIZE_MAX;
+  for (size_t steps = 1; steps < 40; steps++) {
+    rig r;
+    rig_ready(&r);
+    kvrelay_mem_turn(r.mem, steps);
+    cr_assert_eq(call(&r, 1, "/x"), KVRELAY_TRANSPORT_OK);
+    cr_assert_eq(call(&r, 2, "/refuse"), KVRELAY_TRANSPORT_OK);
+    cr_assert_eq(call(&r, 3, "/x"), KVRELAY_TRANSPORT_OK);
+    cr_assert_eq(call(&r, 4, "/x"), KVRELAY_TRANSPORT_OK);
+    r.caller.calls[4].cancelled = true;
+    r.client->cancel(r.client, 4);
+    size_t turns = 0;
+    while (r.server->run_once(r.server, 0) > 0)
+      turns++;
+    /* 14 on the way up, a pull for each message and end, all of these down again. */
+    cr_assert_leq(turns, turns_before);
+    cr_assert_geq(turns * steps, 22, "%zu steps in %zu turns", steps, turns);
+    turns_before = turns;
+    for (uint32_t number = 1; number <= 3; number += 2) {
+      cr_assert_eq(r.caller.calls[number].messages, 3);
+      cr_assert_eq(r.caller.calls[number].ends, 1);
+      cr_assert_eq(r.caller.calls[number].status.grpc, KVRELAY_GRPC_OUT_OF_RANGE);
+    }
+    cr_assert_eq(r.caller.calls[2].status.grpc, KVRELAY_GRPC_UNIMPLEMENTED);
+    cr_assert_eq(r.caller.calls[4].messages + r.caller.calls[4].ends, 0);
+    cr_assert(r.service.opens == 3 && r.service.closes == 3);
+    rig_down(&r);
+  }
+  cr_assert_eq(turns_before, 1);
+}
+
+Test(mem, a_turn_is_no_longer_than_asked_for) {
+  rig r;
+  rig_ready(&r);
+  kvrelay_mem_turn(r.mem, 1);
+  call(&r, 1, "/x");
+  cr_assert_eq(r.server->run_once(r.server, 0), 1);
+  cr_assert(r.service.opens == 1 && r.service.calls[0].requests == 0);
+  cr_assert_eq(r.server->run_once(r.server, 0), 1);
+  cr_assert(r.service.calls[0].requests == 1 && !r.service.calls[0].half_closed);
+  cr_assert_eq(r.server->run_once(r.server, 0), 1);
+  cr_assert(r.service.calls[0].half_closed && r.service.calls[0].sent == 0);
+  cr_assert_eq(r.server->run_once(r.server, 0), 1);
+  cr_assert(r.service.calls[0].sent == 1 && r.caller.calls[1].messages == 0);
+  kvrelay_mem_turn(r.mem, 0);
+  cr_assert_eq(r.server->run_once(r.server, 0), 1);
+  cr_assert_eq(r.caller.calls[1].ends, 1);
+  rig_down(&r);
+}
+
+Test(mem, a_call_step_by_step) {
+  rig r;
+  const kvrelay_mem_config cfg = kvrelay_mem_config_default();
+  rig_up(&r, &cfg);
+  cr_assert_eq(kvrelay_mem_call_open(r.mem, 1, "/x"), KVRELAY_TRANSPORT_ERR_CONNECT);
+  settle(&r);
+  cr_assert_eq(kvrelay_mem_call_open(r.mem, 1, "/x"), KVRELAY_TRANSPORT_OK);
+  cr_assert_eq(kvrelay_mem_call_open(r.mem, 1, "/x"), KVRELAY_TRANSPORT_ERR_ARG);
+  cr_assert_eq(kvrelay_mem_call_open(r.mem, 0, "/x"), KVRELAY_TRANSPORT_ERR_ARG);
+  settle(&r);
+  cr_assert(r.service.opens == 1 && r.service.calls[0].requests == 0);
+  for (size_t i = 1; i <= 3; i++) {
+    cr_assert_eq(kvrelay_mem_call_send(r.mem, 1, "x", i - 1), KVRELAY_TRANSPORT_OK);
+    settle(&r);
+    cr_assert_eq(r.service.calls[0].requests, i);
+  }
+  cr_assert_eq(r.caller.calls[1].messages, 0);
+  cr_assert_eq(kvrelay_mem_call_half_close(r.mem, 1), KVRELAY_TRANSPORT_OK);
+  cr_assert_eq(kvrelay_mem_call_half_close(r.mem, 1), KVRELAY_TRANSPORT_ERR_ARG);
+  cr_assert_eq(kvrelay_mem_call_send(r.mem, 1, "x", 1), KVRELAY_TRANSPORT_ERR_ARG);
+  settle(&r);
+  cr_assert_eq(r.caller.calls[1].messages, 3);
+  cr_assert_eq(r.caller.calls[1].ends, 1);
+  cr_assert_eq(kvrelay_mem_call_send(r.mem, 1, "x", 1), KVRELAY_TRANSPORT_ERR_ARG, "it is over");
+  cr_assert_eq(kvrelay_mem_call_half_close(r.mem, 0), KVRELAY_TRANSPORT_ERR_ARG);
+  rig_down(&r);
+}
+
+Test(mem, a_connection_that_fell_silent) {
+  rig r;
+  rig_ready(&r);
+  r.service.allowed = 1;
+  call(&r, 1, "/x");
+  settle(&r);
+  cr_assert_eq(r.caller.calls[1].messages, 1);
+  kvrelay_mem_stall(r.mem, true);
+  r.service.allowed = 3;
+  r.service.calls[0].call->wake(r.service.calls[0].call);
+  cr_assert_eq(call(&r, 2, "/x"), KVRELAY_TRANSPORT_OK);
+  uint64_t before = r.server->now_ns(r.server);
+  settle(&r);
+  cr_assert_eq(r.server->run_once(r.server, SECOND), 0);
+  cr_assert_geq(r.server->now_ns(r.server), before + SECOND, "time goes on");
+  cr_assert(r.service.opens == 1 && r.caller.calls[1].messages == 1);
+  cr_assert_eq(r.service.calls[0].sent, 2, "one may be on its way");
+  cr_assert_eq(r.caller.failed, 0, "nobody is told");
+  /* A new connection does not come about either, and the old one's calls are over. */
+  r.client->reconnect(r.client);
+  cr_assert_eq(r.caller.calls[1].ends, 1);
+  cr_assert_eq(r.caller.calls[2].status.grpc, KVRELAY_GRPC_UNAVAILABLE);
+  for (int i = 0; i < 5; i++)
+    cr_assert_geq(r.server->run_once(r.server, SECOND), 0);
+  cr_assert_eq(r.caller.state, KVRELAY_CONNECTION_CONNECTING);
+  before = r.server->now_ns(r.server);
+  cr_assert_eq(r.server->run_once(r.server, SECOND), 0);
+  cr_assert_eq(r.server->now_ns(r.server), before + SECOND);
+  kvrelay_mem_stall(r.mem, false);
+  settle(&r);
+  cr_assert_eq(r.caller.state, KVRELAY_CONNECTION_READY);
+  cr_assert_eq(call(&r, 3, "/x"), KVRELAY_TRANSPORT_OK);
+  settle(&r);
+  cr_assert_eq(r.caller.calls[3].ends, 1);
   rig_down(&r);
 }
 

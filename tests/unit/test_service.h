@@ -127,4 +127,99 @@ static inline taken *ask_request(bare *b, uint32_t number, const kvrelay_request
   return ask(b, number, kvrelay_method_path(q->method), &message, 1);
 }
 
+/* ---- both sides ---- */
+
+typedef struct world {
+  fx *f;
+  kvrelay_relay_service *service;
+  kvrelay_mem *mem;
+  kvrelay_client_transport *t;
+  kvrelay_consumer consumer;
+  void *consumer_mem;
+  kvrelay_client *client;
+} world;
+
+static inline void world_open(world *w, const kvrelay_relay_config *cfg, uint64_t delay_ns,
+                              size_t max_replica_bytes) {
+  memset(w, 0, sizeof *w);
+  w->f = fx_open(cfg);
+  w->service = open_service(w->f, 0);
+  kvrelay_consumer_config consumer_cfg = kvrelay_consumer_config_default();
+  consumer_cfg.catalog_bytes = 1 << 16;
+  consumer_cfg.max_pools = 64;
+  const size_t len = kvrelay_consumer_mem_size(&consumer_cfg);
+  w->consumer_mem = malloc(len);
+  cr_assert_eq(kvrelay_consumer_init(&w->consumer, &consumer_cfg, w->consumer_mem, len, w->f->now),
+               KVRELAY_OK);
+  kvrelay_client_config client_cfg = kvrelay_client_config_default(&w->consumer);
+  if (max_replica_bytes)
+    client_cfg.max_replica_bytes = max_replica_bytes;
+  cr_assert_eq(kvrelay_client_open(&client_cfg, &w->client), KVRELAY_TRANSPORT_OK);
+  kvrelay_mem_config mem_cfg = kvrelay_mem_config_default();
+  mem_cfg.clock_ns = &w->f->now;
+  mem_cfg.delay_ns = delay_ns;
+  mem_cfg.queue_messages = 4;
+  cr_assert_eq(kvrelay_mem_open(&mem_cfg, kvrelay_relay_service_base(w->service),
+                                kvrelay_client_caller(w->client), &w->mem),
+               KVRELAY_TRANSPORT_OK);
+  w->t = kvrelay_mem_client(w->mem);
+  kvrelay_client_attach(w->client, w->t);
+}
+
+static inline void world_close(world *w) {
+  kvrelay_mem_close(w->mem);
+  kvrelay_client_close(w->client);
+  free(w->consumer_mem);
+  const kvrelay_relay_stats stats = kvrelay_relay_stats_get(&w->f->relay);
+  cr_assert(stats.catalog_streams == 0 && stats.pool_streams == 0, "a permit was not returned");
+  kvrelay_relay_service_close(w->service);
+  fx_close(w->f);
+}
+
+/* The loop of a program with both sides in it, for this long. */
+static inline void world_run(world *w, uint64_t ns) {
+  const uint64_t until = w->f->now + ns;
+  bool more = true;
+  while (more) {
+    cr_assert_eq(kvrelay_client_run(w->client, w->f->now), KVRELAY_TRANSPORT_OK);
+    kvrelay_relay_service_poll(w->service, w->f->now);
+    uint64_t next = kvrelay_client_deadline_ns(w->client);
+    const uint64_t relay_next = kvrelay_relay_deadline_ns(&w->f->relay);
+    next = next < relay_next ? next : relay_next;
+    next = next < until ? next : until;
+    const int happened = w->t->base.run_once(&w->t->base, next > w->f->now ? next - w->f->now : 0);
+    cr_assert_geq(happened, 0);
+    more = happened > 0 || w->f->now < until;
+  }
+  fx_check(w->f);
+}
+
+static inline bool is_live_and_equal(const world *w, const fx_pool *p) {
+  uint64_t revision;
+  uint32_t pools;
+  if (!kvrelay_consumer_catalog(&w->consumer, &revision, &pools))
+    return false;
+  for (uint32_t i = 0; i < pools; i++) {
+    kvrelay_pool_view view;
+    cr_assert_eq(kvrelay_consumer_pool_get(&w->consumer, i, w->f->now, &view), KVRELAY_OK);
+    if (kvrelay_producer_equal(&view.descriptor->producer,
+                               &kvrelay_pool_descriptor(p->pool)->producer))
+      return view.state == KVRELAY_REPLICA_LIVE &&
+             view.sequence == kvrelay_pool_sequence(p->pool) && fx_same_words(p, view.words);
+  }
+  return false;
+}
+
+static inline uint32_t live_pools(const world *w) {
+  uint64_t revision;
+  uint32_t pools = 0, live = 0;
+  (void)kvrelay_consumer_catalog(&w->consumer, &revision, &pools);
+  for (uint32_t i = 0; i < pools; i++) {
+    kvrelay_pool_view view;
+    cr_assert_eq(kvrelay_consumer_pool_get(&w->consumer, i, w->f->now, &view), KVRELAY_OK);
+    live += view.state == KVRELAY_REPLICA_LIVE;
+  }
+  return live;
+}
+
 #endif

@@ -48,6 +48,7 @@ typedef struct mem_call {
   bool ready;    /* worth pulling */
   bool admitted; /* the client was told */
   bool held;
+  bool half_closed; /* by the client */
 } mem_call;
 
 /* Both ends; the transports point back to the one object. */
@@ -73,9 +74,10 @@ struct kvrelay_mem {
   uint64_t retry_ns, stop_ns;
   uint64_t serials;
   size_t copies_left; /* before one fails */
+  size_t turn_steps;  /* of one turn, SIZE_MAX: all */
   bool out_of_memory; /* something could not be sent: the connection is broken */
   bool woken;         /* a call may be ready; without it a round looks at none */
-  bool connected, connecting, refuse, hold_all, stopping, server_closed, client_closed;
+  bool connected, connecting, refuse, hold_all, stalled, stopping, server_closed, client_closed;
 };
 
 static uint64_t now(const kvrelay_mem *m) { return *m->cfg.clock_ns; }
@@ -132,12 +134,12 @@ static bool is_held(kvrelay_mem *m, const parcel *p) {
   return c && (m->hold_all || c->held);
 }
 
-/* The place of the first parcel that may be delivered, now or later. */
+/* The place of the first parcel that may be delivered, now or later; of nothing when there is none.
+ */
 static parcel **next_parcel(kvrelay_mem *m, lane *l) {
   parcel **place = &l->first;
-  if (l == &m->down)
-    while (*place && is_held(m, *place))
-      place = &(*place)->next;
+  while (*place && (m->stalled || (l == &m->down && is_held(m, *place))))
+    place = &(*place)->next;
   return place;
 }
 
@@ -188,8 +190,6 @@ static void serve_parcel(kvrelay_mem *m, const parcel *p) {
     err = m->service->message(m->service, c->handle, p->bytes, p->len, now(m), &status);
   } else if (c->serving && p->kind == PARCEL_HALF_CLOSE) {
     err = m->service->half_close(m->service, c->handle, now(m), &status);
-    c->ready = err == KVRELAY_OK;
-    m->woken |= c->ready;
   } else if (p->kind == PARCEL_CANCEL) {
     stop_serving(m, c);
     free_call(m, c);
@@ -197,6 +197,8 @@ static void serve_parcel(kvrelay_mem *m, const parcel *p) {
   }
   if (err)
     end_call(m, c, &status);
+  else if (c->serving)
+    call_wake(&c->base);
 }
 
 /* Copies one message at once, as rule 2 asks; false = there was no memory. */
@@ -245,15 +247,17 @@ static bool pull_call(kvrelay_mem *m, mem_call *c) {
   return true;
 }
 
-/* One round over all calls; the service may wake others meanwhile. */
-static bool pull_round(kvrelay_mem *m) {
-  bool pulled = false;
+/* One round over all calls, up to `steps` of them; the service may wake others meanwhile.  Returns
+ * how many something was pulled from. */
+static size_t pull_round(kvrelay_mem *m, size_t steps) {
+  size_t pulled = 0;
   if (!m->woken)
-    return false;
+    return 0;
   m->woken = false;
   for (size_t i = 0; i < KVRELAY_CALL_BUCKETS; i++)
     for (kvrelay_call_node *n = m->calls.buckets[i]; n; n = n->next) {
-      pulled |= pull_call(m, (mem_call *)n);
+      if (pulled < steps)
+        pulled += pull_call(m, (mem_call *)n);
       m->woken |= ((mem_call *)n)->ready;
     }
   return pulled;
@@ -310,6 +314,8 @@ static bool connect_step(kvrelay_mem *m) {
     m->retry_ns = now(m) + 2 * m->cfg.delay_ns;
     m->caller->connection(m->caller, KVRELAY_CONNECTION_CONNECTING, 0, "", KVRELAY_TIME_NONE,
                           now(m));
+  } else if (m->stalled) {
+    return false;
   } else if (m->refuse) {
     fail_connection(m, KVRELAY_TRANSPORT_ERR_CONNECT, "nobody there");
   } else {
@@ -331,8 +337,7 @@ static mem_call *add_call(kvrelay_mem *m, uint32_t number) {
   return c;
 }
 
-int kvrelay_mem_call_raw(kvrelay_mem *m, uint32_t number, const char *path,
-                         const kvrelay_iov *messages, size_t messages_len) {
+int kvrelay_mem_call_open(kvrelay_mem *m, uint32_t number, const char *path) {
   if (number == 0 || find_call(m, number))
     return KVRELAY_TRANSPORT_ERR_ARG;
   if (!m->connected || m->stopping)
@@ -341,10 +346,32 @@ int kvrelay_mem_call_raw(kvrelay_mem *m, uint32_t number, const char *path,
   if (!c)
     return KVRELAY_TRANSPORT_ERR_MEMORY;
   send_bytes(m, &m->up, c, PARCEL_OPEN, path, strlen(path));
-  for (size_t i = 0; i < messages_len; i++)
-    send_bytes(m, &m->up, c, PARCEL_REQUEST, messages[i].base, messages[i].len);
+  return KVRELAY_TRANSPORT_OK;
+}
+
+int kvrelay_mem_call_send(kvrelay_mem *m, uint32_t number, const void *message, size_t len) {
+  mem_call *c = number ? find_call(m, number) : NULL;
+  if (!c || c->half_closed)
+    return KVRELAY_TRANSPORT_ERR_ARG;
+  send_bytes(m, &m->up, c, PARCEL_REQUEST, message, len);
+  return KVRELAY_TRANSPORT_OK;
+}
+
+int kvrelay_mem_call_half_close(kvrelay_mem *m, uint32_t number) {
+  mem_call *c = number ? find_call(m, number) : NULL;
+  if (!c || c->half_closed)
+    return KVRELAY_TRANSPORT_ERR_ARG;
+  c->half_closed = true;
   send_bytes(m, &m->up, c, PARCEL_HALF_CLOSE, NULL, 0);
   return KVRELAY_TRANSPORT_OK;
+}
+
+int kvrelay_mem_call_raw(kvrelay_mem *m, uint32_t number, const char *path,
+                         const kvrelay_iov *messages, size_t messages_len) {
+  int err = kvrelay_mem_call_open(m, number, path);
+  for (size_t i = 0; i < messages_len && !err; i++)
+    err = kvrelay_mem_call_send(m, number, messages[i].base, messages[i].len);
+  return err ? err : kvrelay_mem_call_half_close(m, number);
 }
 
 static int client_call(kvrelay_client_transport *t, uint32_t call, const char *path,
@@ -379,7 +406,8 @@ static bool closed(const kvrelay_mem *m) {
 
 /* The next moment at which something happens by itself. */
 static uint64_t next_event_ns(kvrelay_mem *m) {
-  uint64_t next = m->connected || m->stopping ? KVRELAY_TIME_NONE : m->retry_ns;
+  const bool waits = m->connected || m->stopping || (m->connecting && m->stalled);
+  uint64_t next = waits ? KVRELAY_TIME_NONE : m->retry_ns;
   lane *const lanes[] = {&m->up, &m->down};
   for (size_t i = 0; i < 2; i++) {
     const parcel *p = *next_parcel(m, lanes[i]);
@@ -389,23 +417,23 @@ static uint64_t next_event_ns(kvrelay_mem *m) {
   return m->stopping && m->stop_ns < next ? m->stop_ns : next;
 }
 
-/* Delivers all that is due. */
+/* Delivers all that is due, or the turn's share of it. */
 static int work(kvrelay_mem *m) {
-  int happened = 0;
-  for (bool more = true; more && !closed(m);) {
-    more = connect_step(m);
+  size_t left = m->turn_steps;
+  for (size_t before = 0; left != before && left > 0 && !closed(m);) {
+    before = left;
+    left -= connect_step(m);
     if (m->out_of_memory) {
       m->out_of_memory = false;
       fail_connection(m, KVRELAY_TRANSPORT_ERR_MEMORY, "out of memory");
     }
-    for (parcel *p; (p = take_due(m, &m->up)); free(p), more = true)
+    for (parcel *p; left > 0 && (p = take_due(m, &m->up)); free(p), left--)
       serve_parcel(m, p);
-    more |= pull_round(m);
-    for (parcel *p; (p = take_due(m, &m->down)); free(p), more = true)
+    left -= pull_round(m, left);
+    for (parcel *p; left > 0 && (p = take_due(m, &m->down)); free(p), left--)
       deliver_parcel(m, p);
-    happened |= more;
   }
-  return happened;
+  return left != m->turn_steps;
 }
 
 static int run(kvrelay_mem *m, uint64_t timeout_ns) {
@@ -497,7 +525,7 @@ int kvrelay_mem_open(const kvrelay_mem_config *cfg, kvrelay_service *service,
                             client_cancel,
                             client_reconnect},
                            m};
-  m->copies_left = SIZE_MAX;
+  m->copies_left = m->turn_steps = SIZE_MAX;
   empty_lane(&m->up);
   empty_lane(&m->down);
   *out = m;
@@ -522,6 +550,11 @@ void kvrelay_mem_cut(kvrelay_mem *mem) {
     fail_connection(mem, KVRELAY_TRANSPORT_ERR_CONNECT, "connection cut");
 }
 
+void kvrelay_mem_turn(kvrelay_mem *mem, size_t steps) {
+  mem->turn_steps = steps ? steps : SIZE_MAX;
+}
+
+void kvrelay_mem_stall(kvrelay_mem *mem, bool stall) { mem->stalled = stall; }
 void kvrelay_mem_refuse(kvrelay_mem *mem, bool refuse) { mem->refuse = refuse; }
 void kvrelay_mem_fail_copy(kvrelay_mem *mem, size_t after) { mem->copies_left = after; }
 

@@ -20,6 +20,10 @@
  * functions drive the whole connection: run_once of either delivers everything that is due; when
  * nothing is, the clock jumps to the next delivery, at most by the time-out.  Nothing ever waits.
  * Several connections may share a service and a clock.
+ *
+ * Messages are whole to both ends whatever carries them, so nothing is split here but time: what a
+ * transport on sockets finds in one read, or in ten, kvrelay_mem_turn delivers in one turn, or in
+ * ten, and what comes between two turns comes between any two steps of a call.
  */
 typedef struct kvrelay_mem kvrelay_mem;
 
@@ -56,8 +60,19 @@ void kvrelay_mem_refuse(kvrelay_mem *mem, bool refuse);
 /* Taking over a pulled message fails for want of memory, once, after `after` more have succeeded.
  */
 void kvrelay_mem_fail_copy(kvrelay_mem *mem, size_t after);
-/* Hands a raw request to the server as call `call`: any path, any number of messages.  As
- * kvrelay_client_transport.call. */
+/* At most so many steps are taken in one turn of either end: a request, one of its messages, a
+ * message of the answer, an end.  0, the default: all that are due. */
+void kvrelay_mem_turn(kvrelay_mem *mem, size_t steps);
+/* Nothing arrives at either end from now on, or everything again: a peer that has vanished without
+ * a word. */
+void kvrelay_mem_stall(kvrelay_mem *mem, bool stall);
+/* A call step by step: its path, any number of messages, its half-close.  As
+ * kvrelay_client_transport.call; the latter two _ERR_ARG for a call that is not open or was
+ * half-closed. */
+int kvrelay_mem_call_open(kvrelay_mem *mem, uint32_t call, const char *path);
+int kvrelay_mem_call_send(kvrelay_mem *mem, uint32_t call, const void *message, size_t len);
+int kvrelay_mem_call_half_close(kvrelay_mem *mem, uint32_t call);
+/* All of that at once. */
 int kvrelay_mem_call_raw(kvrelay_mem *mem, uint32_t call, const char *path,
                          const kvrelay_iov *messages, size_t messages_len);
 /* Messages of all calls that were pulled and not yet read. */
