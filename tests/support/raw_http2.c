@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -49,7 +50,9 @@ void raw_take(raw_http2 *raw, int fd) {
 void raw_open(raw_http2 *raw, uint16_t port) {
   struct sockaddr_in a = loopback(port);
   int fd = socket(AF_INET, SOCK_STREAM, 0);
+  int one = 1;
   need(fd >= 0 && connect(fd, (struct sockaddr *)&a, sizeof a) == 0, "connect");
+  need(setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one) == 0, "TCP_NODELAY");
   raw_take(raw, fd);
 }
 

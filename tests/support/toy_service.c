@@ -36,6 +36,8 @@ static int toy_open(kvrelay_service *self, kvrelay_call *call, const uint8_t *pa
   const size_t n = sizeof prefix - 1;
   toy_service *toy = toy_of(self);
   (void)now_ns;
+  if (toy->on_open != NULL)
+    toy->on_open(call);
   for (size_t i = 0; i < sizeof names / sizeof *names; i++)
     if (path_len == n + strlen(names[i]) && memcmp(path, prefix, n) == 0 &&
         memcmp(path + n, names[i], path_len - n) == 0) {

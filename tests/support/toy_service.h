@@ -24,7 +24,9 @@ typedef struct toy_service {
   int opened, closed, open_now;
   int messages, half_closes;
   long pulled; /* messages handed out */
-  int broken;  /* what a transport must never do: calls after close, pulls after END */
+  /* Sees each call before it is opened; may be NULL. */
+  void (*on_open)(kvrelay_call *call);
+  int broken; /* what a transport must never do: calls after close, pulls after END */
 } toy_service;
 
 void toy_service_init(toy_service *toy);

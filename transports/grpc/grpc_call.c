@@ -16,20 +16,31 @@ static void set_status(kvrelay_status *status, int32_t grpc, const char *text) {
 
 /* Names and values of a header block; both must stay until it is submitted. */
 typedef struct header_block {
-  nghttp2_nv nv[8];
+  nghttp2_nv nv[8 + KVRELAY_GRPC_METADATA_ENTRIES];
   size_t len;
   char grpc_status[12];
   char message[KVRELAY_GRPC_ENCODED_CAP];
 } header_block;
 
-static void add_header(header_block *b, const char *name, const char *value, size_t value_len) {
+static void add_bytes(header_block *b, kvrelay_iov name, kvrelay_iov value, uint8_t flags) {
   nghttp2_nv *nv = &b->nv[b->len++];
   /* nghttp2 only reads them, although its type does not say so. */
-  nv->name = (uint8_t *)(uintptr_t)name;
-  nv->namelen = strlen(name);
-  nv->value = (uint8_t *)(uintptr_t)value;
-  nv->valuelen = value_len;
-  nv->flags = NGHTTP2_NV_FLAG_NO_COPY_NAME;
+  nv->name = (uint8_t *)(uintptr_t)name.base;
+  nv->namelen = name.len;
+  nv->value = (uint8_t *)(uintptr_t)value.base;
+  nv->valuelen = value.len;
+  nv->flags = flags;
+}
+
+static void add_header(header_block *b, const char *name, const char *value, size_t value_len) {
+  add_bytes(b, (kvrelay_iov){(const uint8_t *)name, strlen(name)},
+            (kvrelay_iov){(const uint8_t *)value, value_len}, NGHTTP2_NV_FLAG_NO_COPY_NAME);
+}
+
+static void add_metadata(header_block *b, const kvrelay_grpc_metadata *m) {
+  kvrelay_iov name, value;
+  for (size_t cursor = 0; kvrelay_grpc_metadata_next(m, &cursor, &name, &value);)
+    add_bytes(b, name, value, NGHTTP2_NV_FLAG_NONE);
 }
 
 static void add_status(header_block *b, const kvrelay_status *status) {
@@ -81,6 +92,9 @@ void kvrelay_grpc_call_free(server_call *c) {
   c->conn->calls_count--;
   kvrelay_grpc_inbox_free(&c->inbox);
   kvrelay_grpc_outbox_free(&c->outbox);
+  kvrelay_grpc_metadata_free(&c->request);
+  kvrelay_grpc_metadata_free(&c->initial);
+  kvrelay_grpc_metadata_free(&c->trailing);
   if (c->path != NULL)
     nghttp2_rcbuf_decref(c->path);
   free(c);
@@ -91,8 +105,10 @@ void kvrelay_grpc_call_free(server_call *c) {
 static void send_only_trailers(server_call *c, const char *http_status) {
   header_block b;
   begin_response(&b, http_status);
-  if (strcmp(http_status, "200") == 0)
+  if (strcmp(http_status, "200") == 0) {
     add_status(&b, &c->status);
+    add_metadata(&b, &c->trailing);
+  }
   if (c->compressed)
     add_header(&b, "grpc-accept-encoding", "identity", 8);
   submitted(c, nghttp2_submit_response(session_of(c), c->stream, b.nv, b.len, NULL));
@@ -102,6 +118,7 @@ static void send_trailers(server_call *c) {
   header_block b;
   b.len = 0;
   add_status(&b, &c->status);
+  add_metadata(&b, &c->trailing);
   submitted(c, nghttp2_submit_trailer(session_of(c), c->stream, b.nv, b.len));
 }
 
@@ -112,6 +129,8 @@ static void call_resume(server_call *c) {
   submitted(c, nghttp2_session_resume_data(session_of(c), c->stream));
 }
 
+static void send_headers(server_call *c);
+
 /* Ends the call with this status; what is queued of a message goes out first. */
 static void call_end(server_call *c, const kvrelay_status *status) {
   if (c->ended)
@@ -121,6 +140,8 @@ static void call_end(server_call *c, const kvrelay_status *status) {
   call_release(c);
   if (c->headers_sent)
     call_resume(c);
+  else if (c->initial.entries_ > 0)
+    send_headers(c); /* what belongs before messages does not go among the trailers */
   else
     send_only_trailers(c, "200");
 }
@@ -199,6 +220,7 @@ static void send_headers(server_call *c) {
   header_block b;
   nghttp2_data_provider provider = {.source = {.ptr = c}, .read_callback = on_read_data};
   begin_response(&b, "200");
+  add_metadata(&b, &c->initial);
   c->headers_sent = true;
   submitted(c, nghttp2_submit_response(session_of(c), c->stream, b.nv, b.len, &provider));
 }
@@ -278,6 +300,10 @@ void kvrelay_grpc_call_begin(server_call *c) {
     call_fail(c, KVRELAY_GRPC_UNIMPLEMENTED, "request messages must not be compressed");
   } else if (c->bad_timeout) {
     call_fail(c, KVRELAY_GRPC_INTERNAL, "grpc-timeout is malformed");
+  } else if (c->metadata_err == KVRELAY_TRANSPORT_ERR_PROTOCOL) {
+    call_fail(c, KVRELAY_GRPC_INTERNAL, "binary metadata is not base64");
+  } else if (c->metadata_err != KVRELAY_TRANSPORT_OK) {
+    call_fail(c, KVRELAY_GRPC_RESOURCE_EXHAUSTED, "too much metadata");
   } else {
     nghttp2_vec path = nghttp2_rcbuf_get_buf(c->path);
     int err = s->service->open(s->service, &c->base, path.base, path.len, kvrelay_now_ns(),
@@ -384,6 +410,9 @@ static int on_header(nghttp2_session *session, const nghttp2_frame *frame, nghtt
     c->bad_timeout = !kvrelay_grpc_timeout_parse(value.base, value.len, &c->timeout_ns);
   } else if (is(name, "grpc-encoding")) {
     c->compressed = !is(value, "identity");
+  } else if (c->conn->server->cfg.request_metadata && c->metadata_err == KVRELAY_TRANSPORT_OK) {
+    c->metadata_err =
+        kvrelay_grpc_metadata_receive(&c->request, name.base, name.len, value.base, value.len);
   }
   return 0;
 }
@@ -403,4 +432,35 @@ void kvrelay_grpc_call_callbacks(nghttp2_session_callbacks *callbacks) {
   nghttp2_session_callbacks_set_on_header_callback2(callbacks, on_header);
   nghttp2_session_callbacks_set_on_data_chunk_recv_callback(callbacks, on_data);
   nghttp2_session_callbacks_set_send_data_callback(callbacks, on_send_data);
+}
+
+/* ---- for services ---- */
+
+/* NULL: a call of another transport. */
+static server_call *own_call(const kvrelay_call *call) {
+  return call->wake == on_call_wake ? (server_call *)(uintptr_t)call : NULL;
+}
+
+bool kvrelay_grpc_server_metadata(const kvrelay_call *call, const char *name, size_t *cursor,
+                                  kvrelay_iov *value) {
+  const server_call *c = own_call(call);
+  return c != NULL && kvrelay_grpc_metadata_find(&c->request, name, cursor, value);
+}
+
+int kvrelay_grpc_server_add_initial(kvrelay_call *call, const char *name, const void *value,
+                                    size_t len) {
+  server_call *c = own_call(call);
+  if (c == NULL)
+    return KVRELAY_TRANSPORT_ERR_ARG;
+  return c->headers_sent || c->ended ? KVRELAY_TRANSPORT_CLOSED
+                                     : kvrelay_grpc_metadata_add(&c->initial, name, value, len);
+}
+
+int kvrelay_grpc_server_add_trailing(kvrelay_call *call, const char *name, const void *value,
+                                     size_t len) {
+  server_call *c = own_call(call);
+  if (c == NULL)
+    return KVRELAY_TRANSPORT_ERR_ARG;
+  return c->ended ? KVRELAY_TRANSPORT_CLOSED
+                  : kvrelay_grpc_metadata_add(&c->trailing, name, value, len);
 }

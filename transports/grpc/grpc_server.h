@@ -36,6 +36,8 @@ typedef struct kvrelay_grpc_server_config {
   uint64_t idle_timeout_ns;             /* without calls: GOAWAY */
   uint64_t max_connection_age_ns;       /* ± 10 %, then GOAWAY; KVRELAY_TIME_NONE: no limit */
   uint64_t max_connection_age_grace_ns; /* for the streams of such a connection */
+  bool request_metadata; /* keep it for kvrelay_grpc_server_metadata; false, the default: ignore it
+                          */
   /* What operators should know; texts are terminated and printable, valid during the call.  May be
    * NULL. */
   void (*log)(void *context, int level, const char *event, const char *text);
@@ -57,5 +59,28 @@ uint16_t kvrelay_grpc_server_port(const kvrelay_transport *t);
 void kvrelay_grpc_server_address(const kvrelay_transport *t, char *out, size_t cap);
 /* Open connections. */
 uint32_t kvrelay_grpc_server_connections(const kvrelay_transport *t);
+
+/*
+ * Metadata of a call, for services that know they run behind this transport.  `call` is the one
+ * that `open` was given, from there until `close`.
+ */
+
+/*
+ * The next value of the request's metadata of this name; begin with `*cursor` 0.  False when there
+ * is none left, always without `request_metadata`.  Values of "-bin" names are decoded.  Valid
+ * until `close`.
+ */
+bool kvrelay_grpc_server_metadata(const kvrelay_call *call, const char *name, size_t *cursor,
+                                  kvrelay_iov *value);
+/*
+ * Adds to the headers before the first message, or to the trailers with the status: names, values
+ * and bounds as kvrelay_grpc_metadata_add.  KVRELAY_TRANSPORT_OK, or, with nothing changed,
+ * _ERR_ARG (also a call of another transport), _ERR_LIMIT, _ERR_MEMORY, _CLOSED (these headers are
+ * sent).
+ */
+int kvrelay_grpc_server_add_initial(kvrelay_call *call, const char *name, const void *value,
+                                    size_t len);
+int kvrelay_grpc_server_add_trailing(kvrelay_call *call, const char *name, const void *value,
+                                     size_t len);
 
 #endif

@@ -7,6 +7,7 @@
 #include "../address.h"
 #include "grpc_link.h"
 #include "grpc_message.h"
+#include "grpc_metadata.h"
 #include "grpc_server.h"
 
 #define SECOND_NS UINT64_C(1000000000)
@@ -26,10 +27,12 @@ struct server_call {
   TAILQ_ENTRY(server_call) woken;
   kvrelay_grpc_inbox inbox;
   kvrelay_grpc_outbox outbox;
+  kvrelay_grpc_metadata request, initial, trailing;
   nghttp2_rcbuf *path;
   kvrelay_timer deadline;
   uint64_t timeout_ns; /* as asked for */
   size_t header_bytes;
+  int metadata_err;      /* why the request's metadata is not whole */
   kvrelay_status status; /* valid once ended */
   int32_t stream;
   uint8_t content; /* enum kvrelay_grpc_content */
