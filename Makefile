@@ -29,7 +29,7 @@ VECTORS := $(wildcard tests/vectors/*.json)
 
 PB_SRC := $(PROTOS:%.proto=$(BUILD)/%.pb.c)
 PROTOSET := $(BUILD)/kvrelay.protoset
-PB_PY := $(PROTOS:proto/%.proto=$(BUILD)/tests/python/%_pb2.py)
+PB_PY := $(PROTOS:proto/%.proto=$(BUILD)/tests/python/%_pb2.py) $(BUILD)/tests/python/testing_pb2.py
 
 obj = $(patsubst %.c,$(BUILD)/obj/%.o,$(1))
 
@@ -45,6 +45,10 @@ RUN_VECTORS := $(BUILD)/tests/run_vectors
 EXAMPLES := $(patsubst examples/%.c,$(BUILD)/examples/%,$(wildcard examples/*.c)) \
   $(patsubst examples/%.cpp,$(BUILD)/examples/%_cpp,$(wildcard examples/*.cpp))
 BENCHES := $(BENCH_SRC:bench/%.c=$(BUILD)/bench/%)
+# Both ends of gRPC in processes of their own, ours and, where it is installed, C++ gRPC's.
+GRPCPP := $(and $(shell command -v grpc_cpp_plugin),$(wildcard /usr/include/grpcpp/grpcpp.h))
+BENCH_PEERS := $(patsubst bench/%.c,$(BUILD)/bench/%,$(wildcard bench/peers/*.c)) \
+  $(if $(GRPCPP),$(patsubst bench/%.cc,$(BUILD)/bench/%,$(wildcard bench/peers/*.cc)))
 
 # ---- flags ----
 
@@ -239,7 +243,10 @@ threads: $(THREADS) ## tests named *_threads under the thread sanitizer, ROUNDS 
 
 $(BUILD)/tests/python/%_pb2.py: proto/%.proto
 	@mkdir -p $(@D)
-	protoc -I proto --python_out=$(@D) $<
+	protoc -I $(<D) --python_out=$(@D) $<
+$(BUILD)/tests/python/testing_pb2.py: tests/interop/grpc/testing.proto
+	@mkdir -p $(@D)
+	protoc -I $(<D) --python_out=$(@D) $<
 
 tests: $(UNITS) $(RUN_VECTORS) $(FUZZERS) $(HELPERS) $(SIM) $(PB_PY) ## build all test programs
 
@@ -290,9 +297,26 @@ $(BUILD)/bench/%: bench/%.c $(LIB) $(STAMP)
 	@$(COMPILE) $(WARN) $(call own_compile,$<) -c $< -o $@.o
 	@$(LINK) $@.o $(LIB) $(call own_link,$<) -lxxhash $(LIBS) -o $@
 
-bench: deps-bench ## run every bench/bench_*, one JSON line per figure
-	@$(MAKE) --no-print-directory -s BUILD=$(BUILD)/release CC=gcc CFLAGS='-O3 -g' benches >&2
+$(BUILD)/bench/peers/%: bench/peers/%.cc $(BUILD)/bench/peers/kvrelay.grpc.pb.o $(BUILD)/bench/peers/kvrelay.pb.o bench/peers/streams.h bench/bench.h
+	$(CXX) -std=c++17 $(CFLAGS) -Wall -Wextra -Wno-missing-field-initializers -D_GNU_SOURCE -I$(BUILD)/bench/peers $(filter %.cc %.o,$^) $(LDFLAGS) \
+	  -lgrpc++ -lgrpc -lgpr -lprotobuf -labsl_synchronization -lpthread -o $@
+$(BUILD)/bench/peers/%.pb.o: $(BUILD)/bench/peers/%.pb.cc $(BUILD)/bench/peers/kvrelay.pb.h
+	$(CXX) -std=c++17 $(CFLAGS) -I$(BUILD)/bench/peers -c $< -o $@
+$(BUILD)/bench/peers/kvrelay.grpc.pb.cc $(BUILD)/bench/peers/kvrelay.pb.h: $(BUILD)/bench/peers/kvrelay.pb.cc ;
+$(BUILD)/bench/peers/kvrelay.pb.cc: proto/kvrelay.proto
+	@mkdir -p $(@D)
+	protoc -I proto --cpp_out=$(@D) --grpc_out=$(@D) --plugin=protoc-gen-grpc=$$(command -v grpc_cpp_plugin) $<
+
+bench: deps-bench ## run every bench/bench_*, one JSON line per figure; then gRPC beside C++ gRPC
+	@$(MAKE) --no-print-directory -s BUILD=$(BUILD)/release CC=gcc CFLAGS='-O3 -g' benches bench-peers-grpc >&2
 	@for program in $(BENCH_SRC:bench/%.c=$(BUILD)/release/bench/%); do $$program || exit 1; done
+	@scripts/bench-grpc $(BUILD)/release
+
+bench-grpc: deps-bench ## gRPC beside C++ gRPC: ratios, goals (see bench/README.md)
+	@$(MAKE) --no-print-directory -s BUILD=$(BUILD)/release CC=gcc CFLAGS='-O3 -g' $(BUILD)/release/bench/bench_stream bench-peers-grpc >&2
+	@scripts/bench-grpc $(BUILD)/release
+
+bench-peers-grpc: $(BENCH_PEERS) $(BUILD)/kvrelayd
 
 bench-peers: deps-bench ## ours beside the peer's on one core: ratios, goals (BENCH_PEER=PATH; see bench/README.md)
 	@$(MAKE) --no-print-directory -s BUILD=$(BUILD)/release CC=gcc CFLAGS='-O3 -g' benches >&2
@@ -303,7 +327,7 @@ benches: $(BENCHES) ## build bench/bench_* into $(BUILD)/bench, with CFLAGS as t
 # ---- housekeeping ----
 
 OUR_C = $(CORES) $(wildcard src/*.[ch] proto/*.[ch] transports/*.[ch] transports/*/*.[ch] tools/*/*.[ch] \
-  tests/*/*.[ch] tests/cross/*/*.h bench/*.[ch] examples/*.h examples/*.c examples/*.cpp)
+  tests/*/*.[ch] tests/cross/*/*.h bench/*.[ch] bench/*/*.[ch] examples/*.h examples/*.c examples/*.cpp)
 
 format: deps-check ## clang-format all C files in place
 	clang-format -i $(OUR_C)
@@ -333,6 +357,6 @@ help: ## this list
 	@sed -n 's/^\([a-z-]*\):.* ## \(.*\)/\1|\2/p' Makefile | awk -F'|' '{ printf "  make %-14s %s\n", $$1, $$2 }'
 
 FORCE:
-.PHONY: all tests sim fuzzers test check check-all conform interop-dynamo study fuzz coverage cross-build cross-short-build cross-test cross-short examples demo bench bench-peers benches format format-check firmware toc function-size threads deps deps-build deps-bench deps-check deps-check-all deps-interop clean help FORCE
+.PHONY: all tests sim fuzzers test check check-all conform interop-dynamo study fuzz coverage cross-build cross-short-build cross-test cross-short examples demo bench bench-grpc bench-peers bench-peers-grpc benches format format-check firmware toc function-size threads deps deps-build deps-bench deps-check deps-check-all deps-interop clean help FORCE
 
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)

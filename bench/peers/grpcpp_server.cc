@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What grpc_server.c serves, by C++ gRPC at its best: the callback API on the library's own threads, messages as slices that were
+// made before and are shared by all writes, and a hint that more follows, so that small writes are gathered. GetRelayInfo goes
+// through the generated classes, as every server has it. grpcpp_server FOLDER prints "listening ADDRESS" and ends with its
+// standard input.
+
+#include <grpcpp/grpcpp.h>
+
+#include <fstream>
+#include <iostream>
+#include <iterator>
+#include <sstream>
+#include <string>
+
+#include "kvrelay.grpc.pb.h"
+#include "streams.h"
+
+namespace {
+
+namespace v1 = dynamo::kvrelay::v1;
+
+grpc::ByteBuffer Load(const std::string &path) {
+  std::ifstream file(path, std::ios::binary);
+  const std::string bytes((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  if (bytes.empty()) {
+    std::cerr << "grpcpp_server: cannot read " << path << "\n";
+    std::exit(2);
+  }
+  const grpc::Slice slice(bytes);
+  return grpc::ByteBuffer(&slice, 1);
+}
+
+// Sends the same bytes until the count is reached; without bytes, nothing.
+class Stream : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
+public:
+  Stream(const grpc::ByteBuffer *bytes, unsigned long count) : bytes_(bytes), left_(count) {
+    StartSendInitialMetadata();
+    if (bytes_ != nullptr)
+      Next();
+  }
+  void OnWriteDone(bool ok) override {
+    if (ok)
+      Next();
+    else
+      Finish(grpc::Status::CANCELLED);
+  }
+  void OnCancel() override {
+    if (bytes_ == nullptr)
+      Finish(grpc::Status::CANCELLED);
+  }
+  void OnDone() override { delete this; }
+
+private:
+  void Next() {
+    if (left_ == 0) {
+      Finish(grpc::Status::OK);
+      return;
+    }
+    left_--;
+    StartWrite(bytes_, grpc::WriteOptions().set_buffer_hint());
+  }
+  const grpc::ByteBuffer *bytes_;
+  unsigned long left_;
+};
+
+using Base = v1::KvEventRelay::WithRawCallbackMethod_SubscribeKvPool<
+    v1::KvEventRelay::WithCallbackMethod_GetRelayInfo<v1::KvEventRelay::Service>>;
+
+class Relay final : public Base {
+public:
+  explicit Relay(const std::string &folder)
+      : delta_(Load(folder + "/" STREAMS_DELTA_FILE)), chunk_(Load(folder + "/" STREAMS_CHUNK_FILE)) {}
+
+  grpc::ServerUnaryReactor *GetRelayInfo(grpc::CallbackServerContext *context, const v1::RelayInfoRequest *request,
+                                         v1::RelayInfo *answer) override {
+    answer->set_protocol_version(1);
+    answer->mutable_relay()->set_drt_instance_id(0x1234567890abcdefu);
+    answer->mutable_relay()->set_relay_incarnation(0x0fedcba987654321u);
+    answer->set_contract_marker(request->contract_marker());
+    grpc::ServerUnaryReactor *const reactor = context->DefaultReactor();
+    reactor->Finish(grpc::Status::OK);
+    return reactor;
+  }
+
+  grpc::ServerWriteReactor<grpc::ByteBuffer> *SubscribeKvPool(grpc::CallbackServerContext *,
+                                                              const grpc::ByteBuffer *bytes) override {
+    v1::SubscribeKvPoolRequest request;
+    grpc::ByteBuffer copy(*bytes);
+    std::string what;
+    unsigned long count = 0;
+    if (grpc::SerializationTraits<v1::SubscribeKvPoolRequest>::Deserialize(&copy, &request).ok())
+      std::istringstream(request.subscriber_id()) >> what >> count;
+    return new Stream(what == STREAMS_DELTA ? &delta_ : what == STREAMS_CHUNK ? &chunk_ : nullptr, count);
+  }
+
+private:
+  const grpc::ByteBuffer delta_, chunk_;
+};
+
+} // namespace
+
+int main(int argc, char **argv) {
+  if (argc != 2) {
+    std::cerr << "usage: grpcpp_server FOLDER\n";
+    return 2;
+  }
+  Relay relay(argv[1]);
+  grpc::ServerBuilder builder;
+  int port = 0;
+  builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
+  builder.RegisterService(&relay);
+  const std::unique_ptr<grpc::Server> server(builder.BuildAndStart());
+  if (server == nullptr)
+    return 1;
+  std::cout << "listening 127.0.0.1:" << port << std::endl;
+  std::cin.ignore(std::numeric_limits<std::streamsize>::max());
+  std::_Exit(0); // open streams would be waited for
+}
