@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs judges: programs that print "ok - CASE" or "not ok - CASE: why", against servers that print "listening ADDRESS"."""
+
+import os
+import re
+import select
+import subprocess
+import time
+
+FOLDER = os.path.dirname(os.path.abspath(__file__))
+LINE = re.compile(r"^(ok|not ok) - (.*)$")
+
+passed = failed = 0
+
+
+def say(good, name, detail=""):
+    """One line per case; counted."""
+    global passed, failed
+    passed += bool(good)
+    failed += not good
+    print(f"ok - {name}" if good else f"not ok - {name}" + (f": {detail}" if detail else ""), flush=True)
+    return good
+
+
+def tail(text):
+    return " | ".join(str(text).strip().splitlines()[-4:])[-600:]
+
+
+class Server:
+    """A server in a process of its own that ends with its standard input; use as a context. Its name begins its cases."""
+
+    def __init__(self, name, *command, pattern=r"^listening (\S+)$", wait_s=30, **more):
+        self.name, self.address = name, None
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **more)
+        until = time.monotonic() + wait_s
+        while self.address is None and select.select([self.process.stdout], [], [], max(0, until - time.monotonic()))[0]:
+            line = self.process.stdout.readline()
+            found = re.search(pattern, line)
+            if found or not line:
+                self.address = found and found[1]
+                break
+        if self.address is None:
+            say(False, f"{name}: it listens")
+
+    def ask(self, command):
+        """The line that answers a command."""
+        self.process.stdin.write(command + "\n")
+        self.process.stdin.flush()
+        return self.process.stdout.readline().split()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.stdin.close()
+        try:
+            self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.process.stdout.close()
+
+
+def cases(name, *command, timeout_s=120, **more):
+    """Takes over the lines of a judge. One failure when there are none, or when it fails without naming one."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=timeout_s, check=False, **more)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return say(False, f"{name}: it runs", error)
+    lines = [found for found in map(LINE.match, done.stdout.splitlines()) if found]
+    for found in lines:
+        say(found[1] == "ok", f"{name}: {found[2]}")
+    good = bool(lines) and all(found[1] == "ok" for found in lines)
+    if not good and not any(found[1] != "ok" for found in lines) or (good and done.returncode != 0):
+        return say(False, f"{name}: it comes to its end", f"exit status {done.returncode}: {tail(done.stdout + done.stderr)}")
+    return good
+
+
+def run(name, *command, timeout_s=120, expect=None, **more):
+    """One case: the program ends with 0, and what it prints has `expect`, a pattern, in it. What it prints."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=timeout_s, check=False, **more)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        say(False, name, error)
+        return ""
+    text = done.stdout + done.stderr
+    good = done.returncode == 0 and (expect is None or re.search(expect, text) is not None)
+    say(good, name, f"exit status {done.returncode}: {tail(text)}")
+    return text
