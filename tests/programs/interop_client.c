@@ -20,8 +20,6 @@
 static const uint32_t up[] = {27182, 8, 1828, 45904}, down[] = {31415, 9, 2653, 58979};
 static const char special[] = "\t\ntest with whitespace\r\nand Unicode BMP \u263a and non-BMP "
                               "\U0001F608\t\n";
-#define INITIAL "x-grpc-test-echo-initial"
-#define TRAILING "x-grpc-test-echo-trailing-bin"
 
 /* The caller, and what the call of the moment has brought. */
 typedef struct peer {
@@ -115,9 +113,9 @@ static void on_metadata(kvrelay_caller *self, uint32_t call, bool trailing,
   kvrelay_iov v;
   (void)call;
   (void)now_ns;
-  while (!trailing && kvrelay_grpc_metadata_find(list, INITIAL, &cursor, &v))
+  while (!trailing && kvrelay_grpc_metadata_find(list, INTEROP_INITIAL, &cursor, &v))
     p->initial |= v.len == sizeof text - 1 && memcmp(v.base, text, v.len) == 0;
-  while (trailing && kvrelay_grpc_metadata_find(list, TRAILING, &cursor, &v))
+  while (trailing && kvrelay_grpc_metadata_find(list, INTEROP_TRAILING, &cursor, &v))
     p->trailing |= v.len == 3 && memcmp(v.base, "\xab\xab\xab", 3) == 0;
 }
 
@@ -299,9 +297,10 @@ static void custom_metadata(peer *p) {
                                       INTEROP_SERVICE "FullDuplexCall"};
   kvrelay_grpc_metadata list = {0};
   need(p,
-       kvrelay_grpc_metadata_add(&list, INITIAL, "test_initial_metadata_value", 27) ==
+       kvrelay_grpc_metadata_add(&list, INTEROP_INITIAL, "test_initial_metadata_value", 27) ==
                KVRELAY_TRANSPORT_OK &&
-           kvrelay_grpc_metadata_add(&list, TRAILING, "\xab\xab\xab", 3) == KVRELAY_TRANSPORT_OK,
+           kvrelay_grpc_metadata_add(&list, INTEROP_TRAILING, "\xab\xab\xab", 3) ==
+               KVRELAY_TRANSPORT_OK,
        "metadata cannot be added");
   for (size_t i = 0; i < 2; i++) {
     p->messages = p->ends = 0;

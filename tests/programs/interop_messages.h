@@ -10,6 +10,9 @@
 #include <string.h>
 
 #define INTEROP_SERVICE "/grpc.testing.TestService/"
+/* Metadata of a request that comes back with the answer. */
+#define INTEROP_INITIAL "x-grpc-test-echo-initial"
+#define INTEROP_TRAILING "x-grpc-test-echo-trailing-bin"
 
 enum interop_method {
   INTEROP_EMPTY = 1,

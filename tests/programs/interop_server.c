@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * gRPC's official test service (tests/interop/grpc/testing.proto) over our server transport, for
- * clients that others wrote.  Prints "listening ADDRESS"; "counts" on standard input prints the
- * calls opened and those still open, end of file ends it.
+ * clients that others wrote.  Prints "listening ADDRESS".  Commands on standard input: "counts"
+ * prints the calls opened and those still open, "encodings" what messages may be compressed with;
+ * end of file ends it.
  */
 #include <event2/event.h>
 #include <stdio.h>
@@ -33,6 +34,21 @@ static uint8_t zeros[MESSAGE_CAP];
 static kvrelay_transport *server;
 static unsigned long opened, open_now;
 
+/* Metadata that asks to come back.  False without memory. */
+static bool echo_metadata(kvrelay_call *call) {
+  size_t cursor = 0;
+  kvrelay_iov v;
+  int err = KVRELAY_TRANSPORT_OK;
+  while (err == KVRELAY_TRANSPORT_OK &&
+         kvrelay_grpc_server_metadata(call, INTEROP_INITIAL, &cursor, &v))
+    err = kvrelay_grpc_server_add_initial(call, INTEROP_INITIAL, v.base, v.len);
+  cursor = 0;
+  while (err == KVRELAY_TRANSPORT_OK &&
+         kvrelay_grpc_server_metadata(call, INTEROP_TRAILING, &cursor, &v))
+    err = kvrelay_grpc_server_add_trailing(call, INTEROP_TRAILING, v.base, v.len);
+  return err == KVRELAY_TRANSPORT_OK;
+}
+
 static int on_open(kvrelay_service *self, kvrelay_call *call, const uint8_t *path, size_t path_len,
                    uint64_t now_ns, void **handle, kvrelay_status *status) {
   const size_t n = sizeof INTEROP_SERVICE - 1;
@@ -41,7 +57,7 @@ static int on_open(kvrelay_service *self, kvrelay_call *call, const uint8_t *pat
   for (size_t i = 1; i < INTEROP_METHODS; i++)
     if (path_len == n + strlen(interop_names[i]) && memcmp(path, INTEROP_SERVICE, n) == 0 &&
         memcmp(path + n, interop_names[i], path_len - n) == 0) {
-      test_call *c = calloc(1, sizeof *c);
+      test_call *c = echo_metadata(call) ? calloc(1, sizeof *c) : NULL;
       if (c == NULL)
         return kvrelay_refuse(status, KVRELAY_GRPC_RESOURCE_EXHAUSTED, "no memory");
       c->transport = call;
@@ -157,12 +173,15 @@ static void on_log(void *context, int level, const char *event, const char *text
 }
 
 static void on_command(evutil_socket_t fd, short what, void *argument) {
-  char line[64];
+  char line[64] = "";
   (void)what;
   (void)argument;
-  if (read((int)fd, line, sizeof line) <= 0)
+  if (read((int)fd, line, sizeof line - 1) <= 0)
     exit(open_now != 0);
-  printf("counts %lu %lu\n", opened, open_now);
+  if (strncmp(line, "counts", 6) == 0)
+    printf("counts %lu %lu\n", opened, open_now);
+  if (strncmp(line, "encodings", 9) == 0)
+    printf("encodings identity\n");
   fflush(stdout);
 }
 
@@ -173,6 +192,7 @@ int main(int argc, char **argv) {
   cfg.bind = argc > 1 ? argv[1] : "127.0.0.1:0";
   cfg.base = event_base_new();
   cfg.log = on_log;
+  cfg.request_metadata = true;
   cfg.max_request_bytes = cfg.max_message_bytes = MESSAGE_CAP;
   int err = kvrelay_grpc_server_open(&cfg, &service, &server);
   if (err != KVRELAY_TRANSPORT_OK) {
