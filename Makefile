@@ -269,6 +269,10 @@ conform: all tests ## the tests that carry ids of conformance scenarios, and the
 interop-dynamo: deps-interop ## the real relay of a Dynamo deployment and ours side by side (see tests/interop/README.md)
 	+@$(MAKE) --no-print-directory -s BUILD='$(BUILD)' all $(PB_PY) $(BUILD)/tests/reported_load >&2 && BUILD='$(BUILD)' scripts/interop-dynamo
 
+interop-grpc: deps-interop-grpc ## gRPC programs that others wrote on either side of ours (see tests/interop/README.md)
+	+@$(MAKE) --no-print-directory -s BUILD='$(BUILD)' all $(PB_PY) $(BUILD)/tests/interop_server $(BUILD)/tests/interop_client >&2 && \
+	  BUILD='$(BUILD)' scripts/interop-grpc
+
 study: $(RUN_VECTORS) ## the accuracy study of ckf.h's search at full size, and its numbers
 	$(RUN_VECTORS) --verbose --only study tests/vectors/ckf.json
 
@@ -344,7 +348,7 @@ firmware: deps-check ## compile the cores for small and foreign machines; UPDATE
 toc: ## check that the contents list of each header equals its banners
 	scripts/check-toc $(CORES)
 
-deps-build deps-bench deps-check deps-check-all deps-interop: deps-%:
+deps-build deps-bench deps-check deps-check-all deps-interop deps-interop-grpc: deps-%:
 	@scripts/deps $*
 
 deps: ## install, or name, the Debian packages that build and tests need
@@ -357,6 +361,6 @@ help: ## this list
 	@sed -n 's/^\([a-z-]*\):.* ## \(.*\)/\1|\2/p' Makefile | awk -F'|' '{ printf "  make %-14s %s\n", $$1, $$2 }'
 
 FORCE:
-.PHONY: all tests sim fuzzers test check check-all conform interop-dynamo study fuzz coverage cross-build cross-short-build cross-test cross-short examples demo bench bench-grpc bench-peers bench-peers-grpc benches format format-check firmware toc function-size threads deps deps-build deps-bench deps-check deps-check-all deps-interop clean help FORCE
+.PHONY: all tests sim fuzzers test check check-all conform interop-dynamo interop-grpc study fuzz coverage cross-build cross-short-build cross-test cross-short examples demo bench bench-grpc bench-peers bench-peers-grpc benches format format-check firmware toc function-size threads deps deps-build deps-bench deps-check deps-check-all deps-interop deps-interop-grpc clean help FORCE
 
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)
