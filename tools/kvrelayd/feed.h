@@ -30,7 +30,8 @@ typedef struct feed {
   bool dirty;       /* batches were applied since the pool was told */
   bool stirred;     /* in the list of its daemon, and the next one there */
   struct feed *stirred_next;
-  uint64_t logged[KVRELAY_COUNT_LEN]; /* counts as of the last line about each */
+  uint64_t logged[KVRELAY_COUNT_LEN];      /* counts as of the last line about each */
+  uint64_t attempts[KVRELAY_ZMQ_FAILURES]; /* that failed since the engine was connected, by why */
 } feed;
 
 /* Names the feed and reserves its memory.  0, or an exit code after a log line. */

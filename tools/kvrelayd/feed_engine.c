@@ -38,12 +38,25 @@ static void on_connection(kvrelay_zmq_listener *self, bool connected, uint64_t n
   f->link = connected ? FEED_UP : f->link == FEED_NEVER ? FEED_NEVER : FEED_LOST;
   if (f->link != FEED_NEVER)
     f->link_ns = now_ns;
+  if (connected)
+    memset(f->attempts, 0, sizeof f->attempts);
   f->pool->serve->look_ns = 0; /* who is alive may be different now */
   int err = kvrelay_source_connection(&f->source, connected, now_ns);
   if (feed_drain(f, err, now_ns) != KVRELAY_OK)
     serve_pool_fence(f->pool, now_ns);
   feed_turn(f, now_ns); /* another process may be behind it */
   log_event(LOG_INFO, connected ? "source_connected" : "source_disconnected", "source=%s", f->name);
+}
+
+/* Nobody there yet is nothing to worry about for a while; feed_engine_watch says when it is. */
+static void on_failed(kvrelay_zmq_listener *self, int failure, const char *text, uint64_t now_ns) {
+  feed *f = (feed *)(void *)self;
+  (void)now_ns;
+  const uint64_t count = ++f->attempts[failure];
+  if ((count & (count - 1)) == 0)
+    log_event(failure == KVRELAY_ZMQ_UNREACHABLE ? LOG_DEBUG : LOG_WARN, "source_attempt",
+              "source=%s reason=%s count=%" PRIu64 " note=\"%s\"", f->name,
+              kvrelay_zmq_failure_name(failure), count, text);
 }
 
 static void on_turn(kvrelay_zmq_listener *self, uint64_t now_ns) {
@@ -152,6 +165,7 @@ int feed_engine_connect(feed *f, struct event_base *base, void *zmq_context) {
   f->listener.bad_frames = on_bad_frames;
   f->listener.turn = on_turn;
   f->listener.connection = on_connection;
+  f->listener.failed = on_failed;
   int err = kvrelay_zmq_sub_open(&cfg, &f->listener, &f->socket);
   if (err != KVRELAY_TRANSPORT_OK) {
     log_event(LOG_ERROR, "source_failed", "source=%s endpoint=%s error=\"%s\" system=\"%s\"",

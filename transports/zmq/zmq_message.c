@@ -7,13 +7,15 @@ bool kvrelay_zmq_set_int(void *socket, int option, int value) {
   return zmq_setsockopt(socket, option, &value, sizeof value) == 0;
 }
 
-bool kvrelay_zmq_set_payload_max(void *socket, size_t max_payload_bytes) {
+bool kvrelay_zmq_set_options(void *socket, size_t max_payload_bytes, unsigned high_water,
+                             unsigned attempt_ms) {
   /* A little more than the bound may arrive, so that a payload above it is a counted loss and not a
-   * lost connection.  What waits is bounded by the source, not by libzmq, which would drop it
-   * without a word. */
+   * lost connection. */
   int64_t largest = (int64_t)max_payload_bytes + ((int64_t)16 << 20);
-  return kvrelay_zmq_set_int(socket, ZMQ_RCVHWM, 0) && kvrelay_zmq_set_int(socket, ZMQ_LINGER, 0) &&
-         kvrelay_zmq_set_int(socket, ZMQ_IPV6, 1) &&
+  return kvrelay_zmq_set_int(socket, ZMQ_RCVHWM, (int)high_water) &&
+         kvrelay_zmq_set_int(socket, ZMQ_LINGER, 0) && kvrelay_zmq_set_int(socket, ZMQ_IPV6, 1) &&
+         kvrelay_zmq_set_int(socket, ZMQ_CONNECT_TIMEOUT, (int)attempt_ms) &&
+         kvrelay_zmq_set_int(socket, ZMQ_HANDSHAKE_IVL, (int)attempt_ms) &&
          zmq_setsockopt(socket, ZMQ_MAXMSGSIZE, &largest, sizeof largest) == 0;
 }
 

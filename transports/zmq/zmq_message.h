@@ -18,8 +18,10 @@ typedef struct kvrelay_zmq_message {
 } kvrelay_zmq_message;
 
 bool kvrelay_zmq_set_int(void *socket, int option, int value);
-/* Options of every socket that takes payloads of up to this size. */
-bool kvrelay_zmq_set_payload_max(void *socket, size_t max_payload_bytes);
+/* Options of every socket that takes payloads of up to `max_payload_bytes`; the others as in
+ * kvrelay_zmq_sub_config. */
+bool kvrelay_zmq_set_options(void *socket, size_t max_payload_bytes, unsigned high_water,
+                             unsigned attempt_ms);
 /* The event that fires when the socket may have changed, already added; NULL: no memory. */
 struct event *kvrelay_zmq_watch(struct event_base *base, void *socket, event_callback_fn on_event,
                                 void *argument);

@@ -11,6 +11,9 @@
 /* An empty frame, perhaps a topic, sequence, payload. */
 #define FRAMES_MAX 4
 
+/* A bound would push back on the engine, whose own queue drops what does not fit. */
+#define NO_HIGH_WATER 0
+
 struct kvrelay_zmq_replay {
   kvrelay_zmq_listener *listener;
   void *context, *socket; /* socket: of the request under way */
@@ -18,14 +21,15 @@ struct kvrelay_zmq_replay {
   struct event *readable;
   kvrelay_timer again;
   size_t max_payload_bytes;
-  unsigned max_batches;
+  unsigned max_batches, attempt_ms;
   char endpoint[512];
 };
 
 kvrelay_zmq_replay_config kvrelay_zmq_replay_config_default(void) {
   kvrelay_zmq_sub_config live = kvrelay_zmq_sub_config_default();
   kvrelay_zmq_replay_config cfg = {.max_payload_bytes = live.max_payload_bytes,
-                                   .max_batches = live.max_batches};
+                                   .max_batches = live.max_batches,
+                                   .attempt_ms = live.attempt_ms};
   return cfg;
 }
 
@@ -55,7 +59,7 @@ int kvrelay_zmq_replay_open(const kvrelay_zmq_replay_config *cfg, kvrelay_zmq_li
                             kvrelay_zmq_replay **out) {
   if (cfg->context == NULL || cfg->base == NULL || cfg->endpoint == NULL || cfg->max_batches == 0 ||
       strlen(cfg->endpoint) >= sizeof((*out)->endpoint) || cfg->max_payload_bytes == 0 ||
-      cfg->max_payload_bytes > INT64_MAX / 2)
+      cfg->max_payload_bytes > INT64_MAX / 2 || cfg->attempt_ms == 0 || cfg->attempt_ms > INT_MAX)
     return KVRELAY_TRANSPORT_ERR_ARG;
   kvrelay_zmq_replay *r = calloc(1, sizeof *r);
   if (r == NULL)
@@ -65,6 +69,7 @@ int kvrelay_zmq_replay_open(const kvrelay_zmq_replay_config *cfg, kvrelay_zmq_li
   r->base = cfg->base;
   r->max_payload_bytes = cfg->max_payload_bytes;
   r->max_batches = cfg->max_batches;
+  r->attempt_ms = cfg->attempt_ms;
   snprintf(r->endpoint, sizeof r->endpoint, "%s", cfg->endpoint);
   *out = r;
   return KVRELAY_TRANSPORT_OK;
@@ -82,7 +87,8 @@ int kvrelay_zmq_replay_ask(kvrelay_zmq_replay *r, uint64_t first) {
   int err = KVRELAY_TRANSPORT_ERR_SYSTEM;
   kvrelay_zmq_replay_stop(r);
   r->socket = zmq_socket(r->context, ZMQ_DEALER);
-  if (r->socket != NULL && kvrelay_zmq_set_payload_max(r->socket, r->max_payload_bytes)) {
+  if (r->socket != NULL &&
+      kvrelay_zmq_set_options(r->socket, r->max_payload_bytes, NO_HIGH_WATER, r->attempt_ms)) {
     if (zmq_connect(r->socket, r->endpoint) != 0)
       err = KVRELAY_TRANSPORT_ERR_ADDRESS;
     else if (send_request(r->socket, first))

@@ -11,6 +11,7 @@ typedef struct kvrelay_zmq_replay_config {
   const char *endpoint;     /* as in kvrelay_zmq_sub_config; only read during open */
   size_t max_payload_bytes; /* larger ones are dropped and told */
   unsigned max_batches;     /* of one turn of the loop, ≥ 1 */
+  unsigned attempt_ms;      /* as in kvrelay_zmq_sub_config */
 } kvrelay_zmq_replay_config;
 
 typedef struct kvrelay_zmq_replay kvrelay_zmq_replay;
@@ -18,8 +19,8 @@ typedef struct kvrelay_zmq_replay kvrelay_zmq_replay;
 kvrelay_zmq_replay_config kvrelay_zmq_replay_config_default(void);
 /*
  * Nothing is connected before the first request.  Replies come as `batch` of the listener, the end
- * of the answer as one with the sequence UINT64_MAX; `connection` is never called, and may be NULL.
- * KVRELAY_TRANSPORT_OK, or _ERR_ARG, _ERR_MEMORY.
+ * of the answer as one with the sequence UINT64_MAX; `connection` and `failed` are never called,
+ * and may be NULL. KVRELAY_TRANSPORT_OK, or _ERR_ARG, _ERR_MEMORY.
  */
 int kvrelay_zmq_replay_open(const kvrelay_zmq_replay_config *cfg, kvrelay_zmq_listener *listener,
                             kvrelay_zmq_replay **out);

@@ -12,6 +12,15 @@
 #include "zmq_message.h"
 
 #define FRAMES_MAX 3 /* of a live message */
+#define HANDSHAKE_FAILED                                                                           \
+  (ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL | ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL |                    \
+   ZMQ_EVENT_HANDSHAKE_FAILED_AUTH)
+
+/* A connection as the monitor tells of it. */
+typedef struct monitored {
+  uint32_t fd;
+  bool publisher; /* past its handshake */
+} monitored;
 
 struct kvrelay_zmq_sub {
   kvrelay_zmq_listener *listener;
@@ -20,9 +29,12 @@ struct kvrelay_zmq_sub {
   kvrelay_timer again, redial;
   size_t max_payload_bytes;
   unsigned max_batches;
-  unsigned publishers; /* connections past their handshake */
+  monitored *links; /* those that stand, the newest last */
+  size_t links_len, links_cap;
+  unsigned publishers; /* among them */
   unsigned failed;     /* handshakes that failed and whose end is still to be told */
   bool connected;      /* as last told */
+  bool reached;        /* the attempt under way got as far as a connection */
   bool bound;
   unsigned redial_ms;
   char endpoint[512];
@@ -31,31 +43,46 @@ struct kvrelay_zmq_sub {
 kvrelay_zmq_sub_config kvrelay_zmq_sub_config_default(void) {
   kvrelay_zmq_sub_config cfg = {.max_payload_bytes = (size_t)64 << 20,
                                 .max_batches = 256,
+                                .attempt_ms = 10000,
                                 .reconnect_min_ms = 100,
                                 .reconnect_max_ms = 5000};
   return cfg;
 }
 
-/* One message of the monitor: it begins with the event's number, 16 bits in host order.  0: none is
- * waiting. */
-static int monitor_next(void *monitor) {
-  int number = 0, more = 1;
+const char *kvrelay_zmq_failure_name(int failure) {
+  static const char *const names[KVRELAY_ZMQ_FAILURES] = {
+      NULL, "unreachable", "no_handshake", "protocol", "refused", "not_accepted"};
+  return failure > 0 && failure < KVRELAY_ZMQ_FAILURES ? names[failure] : "unknown";
+}
+
+/* ---- the monitor ---- */
+
+typedef struct monitor_event {
+  uint16_t what;
+  uint32_t value;
+} monitor_event;
+
+/* One message of the monitor: the event's number and value in host order, then an address.  False:
+ * none is waiting. */
+static bool monitor_next(void *monitor, monitor_event *event) {
+  int more = 1;
+  memset(event, 0, sizeof *event);
   for (bool first = true; more; first = false) {
     zmq_msg_t frame;
     zmq_msg_init(&frame);
     if (zmq_msg_recv(&frame, monitor, ZMQ_DONTWAIT) < 0) {
       zmq_msg_close(&frame);
-      return 0;
+      return false;
     }
-    if (first && zmq_msg_size(&frame) >= sizeof(uint16_t)) {
-      uint16_t event;
-      memcpy(&event, zmq_msg_data(&frame), sizeof event);
-      number = event;
+    const uint8_t *bytes = zmq_msg_data(&frame);
+    if (first && zmq_msg_size(&frame) >= sizeof event->what + sizeof event->value) {
+      memcpy(&event->what, bytes, sizeof event->what);
+      memcpy(&event->value, bytes + sizeof event->what, sizeof event->value);
     }
     more = zmq_msg_more(&frame);
     zmq_msg_close(&frame);
   }
-  return number;
+  return true;
 }
 
 /*
@@ -64,6 +91,9 @@ static int monitor_next(void *monitor) {
  */
 static void on_redial(void *argument) {
   kvrelay_zmq_sub *sub = argument;
+  sub->reached = false;
+  sub->links_len = sub->publishers = sub->failed =
+      0; /* nothing tells the end of what is cut here */
   (void)zmq_disconnect(sub->socket, sub->endpoint);
   (void)zmq_connect(sub->socket, sub->endpoint);
 }
@@ -73,33 +103,117 @@ static void redial_later(kvrelay_zmq_sub *sub) {
     kvrelay_timer_set(&sub->redial, sub->redial_ms * UINT64_C(1000000));
 }
 
-static void count_connections(kvrelay_zmq_sub *sub, int event) {
-  if (event == ZMQ_EVENT_CONNECT_RETRIED || event == ZMQ_EVENT_HANDSHAKE_SUCCEEDED)
-    kvrelay_timer_set(&sub->redial, KVRELAY_TIME_NONE);
-  if (event == ZMQ_EVENT_DISCONNECTED)
-    redial_later(sub);
-  if (event == ZMQ_EVENT_CONNECT_RETRIED)
+static void tell_failure(kvrelay_zmq_sub *sub, int failure, uint64_t now_ns, const char *text) {
+  if (sub->listener->failed != NULL)
+    sub->listener->failed(sub->listener, failure, text, now_ns);
+}
+
+/* Why an attempt came to nothing. */
+static void judge_failure(kvrelay_zmq_sub *sub, const monitor_event *event, uint64_t now_ns) {
+  char text[128];
+  const int number = (int)event->value;
+  switch (event->what) {
+  case ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL:
+    if (number == EAGAIN)
+      snprintf(text, sizeof text, "no handshake in time: the peer is silent, or no ZeroMQ");
+    else
+      snprintf(text, sizeof text, "the peer broke off the handshake: %s", strerror(number));
+    tell_failure(sub, KVRELAY_ZMQ_NO_HANDSHAKE, now_ns, text);
+    break;
+  case ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL:
+    if (event->value == ZMQ_PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH)
+      snprintf(text, sizeof text, "the peer asks for PLAIN or CURVE, which is not spoken here");
+    else
+      snprintf(text, sizeof text, "the peer breaks the protocol: 0x%08" PRIx32, event->value);
+    tell_failure(sub, KVRELAY_ZMQ_PROTOCOL, now_ns, text);
+    break;
+  case ZMQ_EVENT_HANDSHAKE_FAILED_AUTH:
+    snprintf(text, sizeof text, "the peer's authentication says %" PRIu32, event->value);
+    tell_failure(sub, KVRELAY_ZMQ_REFUSED, now_ns, text);
+    break;
+  case ZMQ_EVENT_ACCEPT_FAILED:
+    tell_failure(sub, KVRELAY_ZMQ_NOT_ACCEPTED, now_ns, strerror(number));
+    break;
+  case ZMQ_EVENT_CONNECT_RETRIED:
+    /* One that got as far as a connection has told its end before. */
+    if (!sub->reached)
+      tell_failure(sub, KVRELAY_ZMQ_UNREACHABLE, now_ns,
+                   "nobody listens there, or the name does not resolve");
+    sub->reached = false;
+    break;
+  default:
+    sub->reached |= event->what == ZMQ_EVENT_CONNECTED;
+    break;
+  }
+}
+
+/* One that there is no memory for is not known: it counts as no publisher, whatever it sends. */
+static void add_link(kvrelay_zmq_sub *sub, uint32_t fd) {
+  if (sub->links_len == sub->links_cap) {
+    const size_t cap = sub->links_cap * 2 + 4;
+    monitored *grown = realloc(sub->links, cap * sizeof *grown);
+    if (grown == NULL)
+      return;
+    sub->links = grown;
+    sub->links_cap = cap;
+  }
+  sub->links[sub->links_len++] = (monitored){fd, false};
+}
+
+/* The monitor does not say whose handshake that was: the newest that waits for one. */
+static void promote_link(kvrelay_zmq_sub *sub) {
+  size_t i = sub->links_len;
+  while (i > 0 && sub->links[i - 1].publisher)
+    i--;
+  if (i == 0)
     return;
-  if (event == ZMQ_EVENT_HANDSHAKE_SUCCEEDED)
-    sub->publishers++;
-  else if (event != ZMQ_EVENT_DISCONNECTED)
-    sub->failed++;
-  else if (sub->failed != 0)
-    sub->failed--;
-  else if (sub->publishers != 0)
+  sub->links[i - 1].publisher = true;
+  sub->publishers++;
+}
+
+static void remove_link(kvrelay_zmq_sub *sub, uint32_t fd, uint64_t now_ns) {
+  size_t i = 0;
+  while (i < sub->links_len && sub->links[i].fd != fd)
+    i++;
+  if (i == sub->links_len)
+    return;
+  const bool publisher = sub->links[i].publisher;
+  memmove(&sub->links[i], &sub->links[i + 1], (--sub->links_len - i) * sizeof *sub->links);
+  if (publisher)
     sub->publishers--;
+  else if (sub->failed > 0)
+    sub->failed--; /* told when it failed */
+  else
+    tell_failure(sub, KVRELAY_ZMQ_NO_HANDSHAKE, now_ns,
+                 "the peer left without a handshake: ZeroMQ 2, or something else");
+}
+
+static void count_connections(kvrelay_zmq_sub *sub, const monitor_event *event, uint64_t now_ns) {
+  if (event->what == ZMQ_EVENT_CONNECT_RETRIED || event->what == ZMQ_EVENT_HANDSHAKE_SUCCEEDED)
+    kvrelay_timer_set(&sub->redial, KVRELAY_TIME_NONE);
+  if (event->what == ZMQ_EVENT_CONNECTED || event->what == ZMQ_EVENT_ACCEPTED)
+    add_link(sub, event->value);
+  else if (event->what == ZMQ_EVENT_HANDSHAKE_SUCCEEDED)
+    promote_link(sub);
+  else if ((event->what & HANDSHAKE_FAILED) != 0)
+    sub->failed++;
+  else if (event->what == ZMQ_EVENT_DISCONNECTED) {
+    remove_link(sub, event->value, now_ns);
+    redial_later(sub);
+  }
 }
 
 static void drain_monitor(kvrelay_zmq_sub *sub, uint64_t now_ns) {
-  int event;
-  while ((event = monitor_next(sub->monitor)) != 0) {
-    count_connections(sub, event);
+  monitor_event event;
+  while (monitor_next(sub->monitor, &event)) {
+    count_connections(sub, &event, now_ns);
     bool connected = sub->publishers != 0;
-    if (connected == sub->connected)
-      continue;
-    sub->connected = connected;
-    if (sub->listener->connection != NULL)
-      sub->listener->connection(sub->listener, connected, now_ns);
+    if (connected != sub->connected) {
+      sub->connected = connected;
+      if (sub->listener->connection != NULL)
+        sub->listener->connection(sub->listener, connected, now_ns);
+    }
+    judge_failure(sub, &event, now_ns);
   }
 }
 
@@ -143,7 +257,8 @@ static bool set_options(void *socket, const kvrelay_zmq_sub_config *cfg) {
   const char *topic = cfg->topic == NULL ? "" : cfg->topic;
   /* TCP finds a machine that is gone; heartbeats of ZMTP would need a publisher that answers them.
    */
-  return kvrelay_zmq_set_payload_max(socket, cfg->max_payload_bytes) &&
+  return kvrelay_zmq_set_options(socket, cfg->max_payload_bytes, cfg->high_water,
+                                 cfg->attempt_ms) &&
          kvrelay_zmq_set_int(socket, ZMQ_RECONNECT_IVL, (int)cfg->reconnect_min_ms) &&
          kvrelay_zmq_set_int(socket, ZMQ_RECONNECT_IVL_MAX, (int)cfg->reconnect_max_ms) &&
          kvrelay_zmq_set_int(socket, ZMQ_TCP_KEEPALIVE, 1) &&
@@ -159,9 +274,9 @@ static bool set_options(void *socket, const kvrelay_zmq_sub_config *cfg) {
  * kvrelay_zmq_sub_close, which would then wait for ever.
  */
 static bool open_monitor(kvrelay_zmq_sub *sub, void *context) {
-  const int watched = ZMQ_EVENT_CONNECT_RETRIED | ZMQ_EVENT_HANDSHAKE_SUCCEEDED |
-                      ZMQ_EVENT_DISCONNECTED | ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL |
-                      ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL | ZMQ_EVENT_HANDSHAKE_FAILED_AUTH;
+  const int watched = ZMQ_EVENT_CONNECTED | ZMQ_EVENT_CONNECT_RETRIED | ZMQ_EVENT_ACCEPTED |
+                      ZMQ_EVENT_ACCEPT_FAILED | ZMQ_EVENT_HANDSHAKE_SUCCEEDED |
+                      ZMQ_EVENT_DISCONNECTED | HANDSHAKE_FAILED;
   char where[64];
   /* libzmq forgets the name of a closed monitor only some time later, when another socket may have
    * got the same memory. */
@@ -199,7 +314,8 @@ int kvrelay_zmq_sub_open(const kvrelay_zmq_sub_config *cfg, kvrelay_zmq_listener
   if (cfg->context == NULL || cfg->base == NULL || cfg->endpoint == NULL || cfg->max_batches == 0 ||
       cfg->max_payload_bytes == 0 || cfg->max_payload_bytes > INT64_MAX / 2 ||
       cfg->reconnect_min_ms == 0 || cfg->reconnect_min_ms > cfg->reconnect_max_ms ||
-      cfg->reconnect_max_ms > INT_MAX)
+      cfg->reconnect_max_ms > INT_MAX || cfg->attempt_ms == 0 || cfg->attempt_ms > INT_MAX ||
+      cfg->high_water > INT_MAX)
     return KVRELAY_TRANSPORT_ERR_ARG;
   kvrelay_zmq_sub *sub = calloc(1, sizeof *sub);
   if (sub == NULL)
@@ -242,5 +358,6 @@ void kvrelay_zmq_sub_close(kvrelay_zmq_sub *sub) {
   }
   if (sub->monitor != NULL)
     zmq_close(sub->monitor);
+  free(sub->links);
   free(sub);
 }

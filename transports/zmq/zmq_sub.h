@@ -7,6 +7,18 @@
 
 struct event_base;
 
+/* Why an attempt at a connection came to nothing. */
+enum kvrelay_zmq_failure {
+  KVRELAY_ZMQ_UNREACHABLE = 1, /* nobody listens there, or the name does not resolve */
+  KVRELAY_ZMQ_NO_HANDSHAKE,    /* the peer was silent, broke off, or does not speak ZeroMQ */
+  KVRELAY_ZMQ_PROTOCOL,        /* it breaks the protocol, or asks for PLAIN or CURVE */
+  KVRELAY_ZMQ_REFUSED,         /* its authentication refuses us */
+  KVRELAY_ZMQ_NOT_ACCEPTED,    /* bound: the system refused to accept a connection */
+  KVRELAY_ZMQ_FAILURES         /* one more than the last */
+};
+/* A word of a log line for each, "unreachable"; "unknown" for another number. */
+const char *kvrelay_zmq_failure_name(int failure);
+
 /* What a stream reports; `self` is its first argument everywhere, bytes are valid during the call.
  */
 typedef struct kvrelay_zmq_listener kvrelay_zmq_listener;
@@ -28,18 +40,28 @@ struct kvrelay_zmq_listener {
    * NULL.
    */
   void (*connection)(kvrelay_zmq_listener *self, bool connected, uint64_t now_ns);
+  /*
+   * An attempt came to nothing: enum kvrelay_zmq_failure, and what is known of it in words.  The
+   * next one comes by itself, so this is told again and again.  Never for inproc.  May be NULL.
+   */
+  void (*failed)(kvrelay_zmq_listener *self, int failure, const char *text, uint64_t now_ns);
 };
 
 typedef struct kvrelay_zmq_sub_config {
-  void *context;           /* of zmq_ctx_new; must outlive the socket */
-  struct event_base *base; /* must outlive the socket */
-  const char *endpoint; /* tcp://host:port, tcp://[::1]:port, ipc://path, inproc://name; only read
-                           during open */
-  bool bind;            /* listen there instead of connecting */
-  const char *topic;    /* prefix, NULL = everything */
+  void *context;            /* of zmq_ctx_new; must outlive the socket */
+  struct event_base *base;  /* must outlive the socket */
+  const char *endpoint;     /* tcp://host:port, tcp://[::1]:port, ipc://path, ipc://@abstract,
+                               inproc://name; only read during open */
+  bool bind;                /* listen there instead of connecting */
+  const char *topic;        /* prefix, NULL = everything */
   size_t max_payload_bytes; /* larger ones are dropped; a message far beyond ends the connection */
   unsigned
       max_batches; /* of one turn of the loop, ≥ 1, so that one stream does not starve the others */
+  /* Messages that may wait in front of the loop, 0 = any number.  At the bound nothing more is read
+   * from the network, the publisher's own queue fills, and what that drops is a gap in the
+   * sequence; without one nothing is lost here, and memory grows while the loop is busy. */
+  unsigned high_water;
+  unsigned attempt_ms;                         /* for a connection and its handshake each, ≥ 1 */
   unsigned reconnect_min_ms, reconnect_max_ms; /* ≥ 1; doubling between them */
 } kvrelay_zmq_sub_config;
 

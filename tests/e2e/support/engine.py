@@ -49,6 +49,7 @@ class Engine:
 
     def __init__(self, endpoint="tcp://127.0.0.1:*"):
         self.context = zmq.Context()
+        self.context.setsockopt(zmq.IPV6, 1)
         self.socket = self.context.socket(zmq.XPUB)  # a PUB that shows its subscriptions
         self.socket.setsockopt(zmq.LINGER, 0)
         self.socket.setsockopt(zmq.SNDHWM, 0)
