@@ -2,7 +2,7 @@
 /*
  * Our client transport reads a server of this folder, whosever it is:
  *
- *   grpc_client ADDRESS delta|chunk COUNT NAME   COUNT messages a run, one line named NAME
+ *   grpc_client ADDRESS delta|chunk|encoded COUNT NAME   COUNT messages a run, one line named NAME
  */
 #include "transports/grpc/grpc_client.h"
 #include "../bench.h"
@@ -52,7 +52,7 @@ static void on_end(kvrelay_caller *self, uint32_t call, const kvrelay_status *st
 }
 
 int main(int argc, char **argv) {
-  static const char usage[] = "ADDRESS delta|chunk COUNT NAME";
+  static const char usage[] = "ADDRESS delta|chunk|encoded COUNT NAME";
   reader r = {.base = {on_connection, on_admitted, on_message, on_end}};
   kvrelay_grpc_client_config cfg = kvrelay_grpc_client_config_default();
   kvrelay_client_transport *client;
@@ -61,7 +61,7 @@ int main(int argc, char **argv) {
   bench_arguments(argc, argv, 4, usage);
   if (argc != 5)
     bench_usage(false, usage);
-  const bool large = strcmp(argv[2], STREAMS_CHUNK) == 0;
+  const bool large = strcmp(argv[2], STREAMS_DELTA) != 0;
   const size_t count = bench_number(argv[3], SIZE_MAX, usage);
   const int len = snprintf((char *)request + 2, sizeof request - 2, "%s %zu", argv[2], count);
   bench_need(len > 0 && len < 62);

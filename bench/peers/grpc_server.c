@@ -105,7 +105,7 @@ static int on_message(kvrelay_service *self, void *handle, const uint8_t *bytes,
     memcpy(id, bytes + 2, bytes[1]);
   if (sscanf(id, "%7s %lu", word, &s->left) != 2)
     return kvrelay_refuse(status, KVRELAY_GRPC_INVALID_ARGUMENT, "the subscriber asks for nothing");
-  const bool large = strcmp(word, STREAMS_CHUNK) == 0;
+  const bool large = strcmp(word, STREAMS_CHUNK) == 0 || strcmp(word, STREAMS_ENCODED) == 0;
   s->bytes = large ? chunk : delta;
   s->len = large ? chunk_len : delta_len;
   s->idle = strcmp(word, STREAMS_IDLE) == 0;

@@ -3,7 +3,7 @@
 // What grpc_client.c does, by C++ gRPC: the callback API, and bytes that nobody decodes. A message may be of any size, as ours
 // allows.
 //
-//   grpcpp_client ADDRESS delta|chunk COUNT NAME
+//   grpcpp_client ADDRESS delta|chunk|encoded COUNT NAME
 
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
@@ -59,11 +59,11 @@ private:
 } // namespace
 
 int main(int argc, char **argv) {
-  static const char usage[] = "ADDRESS delta|chunk COUNT NAME";
+  static const char usage[] = "ADDRESS delta|chunk|encoded COUNT NAME";
   bench_arguments(argc, argv, 4, usage);
   if (argc != 5)
     bench_usage(false, usage);
-  const bool large = strcmp(argv[2], STREAMS_CHUNK) == 0;
+  const bool large = strcmp(argv[2], STREAMS_DELTA) != 0;
   const size_t count = bench_number(argv[3], SIZE_MAX, usage);
   dynamo::kvrelay::v1::SubscribeKvPoolRequest request;
   request.set_subscriber_id(std::string(argv[2]) + " " + argv[3]);

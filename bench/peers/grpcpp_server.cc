@@ -31,12 +31,13 @@ grpc::ByteBuffer Load(const std::string &path) {
   return grpc::ByteBuffer(&slice, 1);
 }
 
-// Sends the same bytes until the count is reached; without bytes, nothing.
+// Sends the same bytes until the count is reached, those of `model` if there is one; without either, nothing.
 class Stream : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
 public:
-  Stream(const grpc::ByteBuffer *bytes, unsigned long count) : bytes_(bytes), left_(count) {
+  Stream(const grpc::ByteBuffer *bytes, const v1::FilterUpdate *model, unsigned long count)
+      : bytes_(bytes), model_(model), left_(count) {
     StartSendInitialMetadata();
-    if (bytes_ != nullptr)
+    if (!Idle())
       Next();
   }
   void OnWriteDone(bool ok) override {
@@ -46,21 +47,35 @@ public:
       Finish(grpc::Status::CANCELLED);
   }
   void OnCancel() override {
-    if (bytes_ == nullptr)
+    if (Idle())
       Finish(grpc::Status::CANCELLED);
   }
   void OnDone() override { delete this; }
 
 private:
+  bool Idle() const { return bytes_ == nullptr && model_ == nullptr; }
   void Next() {
     if (left_ == 0) {
       Finish(grpc::Status::OK);
       return;
     }
     left_--;
-    StartWrite(bytes_, grpc::WriteOptions().set_buffer_hint());
+    if (model_ == nullptr) {
+      StartWrite(bytes_, grpc::WriteOptions().set_buffer_hint());
+      return;
+    }
+    v1::FilterUpdate update; // the words of a filter, wherever they lie, have to come into a string
+    grpc::ByteBuffer bytes;
+    bool own;
+    update.CopyFrom(*model_);
+    if (!grpc::SerializationTraits<v1::FilterUpdate>::Serialize(update, &bytes, &own).ok())
+      std::abort();
+    encoded_.Swap(&bytes);
+    StartWrite(&encoded_, grpc::WriteOptions());
   }
   const grpc::ByteBuffer *bytes_;
+  const v1::FilterUpdate *model_;
+  grpc::ByteBuffer encoded_;
   unsigned long left_;
 };
 
@@ -70,7 +85,11 @@ using Base = v1::KvEventRelay::WithRawCallbackMethod_SubscribeKvPool<
 class Relay final : public Base {
 public:
   explicit Relay(const std::string &folder)
-      : delta_(Load(folder + "/" STREAMS_DELTA_FILE)), chunk_(Load(folder + "/" STREAMS_CHUNK_FILE)) {}
+      : delta_(Load(folder + "/" STREAMS_DELTA_FILE)), chunk_(Load(folder + "/" STREAMS_CHUNK_FILE)) {
+    grpc::ByteBuffer copy(chunk_);
+    if (!grpc::SerializationTraits<v1::FilterUpdate>::Deserialize(&copy, &model_).ok())
+      std::abort();
+  }
 
   grpc::ServerUnaryReactor *GetRelayInfo(grpc::CallbackServerContext *context, const v1::RelayInfoRequest *request,
                                          v1::RelayInfo *answer) override {
@@ -91,11 +110,13 @@ public:
     unsigned long count = 0;
     if (grpc::SerializationTraits<v1::SubscribeKvPoolRequest>::Deserialize(&copy, &request).ok())
       std::istringstream(request.subscriber_id()) >> what >> count;
-    return new Stream(what == STREAMS_DELTA ? &delta_ : what == STREAMS_CHUNK ? &chunk_ : nullptr, count);
+    return new Stream(what == STREAMS_DELTA ? &delta_ : what == STREAMS_CHUNK ? &chunk_ : nullptr,
+                      what == STREAMS_ENCODED ? &model_ : nullptr, count);
   }
 
 private:
   const grpc::ByteBuffer delta_, chunk_;
+  v1::FilterUpdate model_;
 };
 
 } // namespace

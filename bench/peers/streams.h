@@ -8,10 +8,14 @@
 
 #define STREAMS_PATH "/dynamo.kvrelay.v1.KvEventRelay/SubscribeKvPool"
 
-/* "delta N" and "chunk N": N messages, always the same bytes: a delta of 16 images, or half the
- * default filter.  "idle 0": admitted, and nothing comes. */
+/*
+ * "delta N" and "chunk N": N messages, always the same bytes: a delta of 16 images, or half the
+ * default filter.  "encoded N": as "chunk", but a C++ server makes each message anew from the
+ * classes that protoc generates, as most programs would.  "idle 0": admitted, and nothing comes.
+ */
 #define STREAMS_DELTA "delta"
 #define STREAMS_CHUNK "chunk"
+#define STREAMS_ENCODED "encoded"
 #define STREAMS_IDLE "idle"
 
 /* Files that hold these bytes, in the folder that every server gets; ours writes them. */
