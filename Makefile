@@ -331,7 +331,7 @@ benches: $(BENCHES) ## build bench/bench_* into $(BUILD)/bench, with CFLAGS as t
 # ---- housekeeping ----
 
 OUR_C = $(CORES) $(wildcard src/*.[ch] proto/*.[ch] transports/*.[ch] transports/*/*.[ch] tools/*/*.[ch] \
-  tests/*/*.[ch] tests/cross/*/*.h bench/*.[ch] bench/*/*.[ch] examples/*.h examples/*.c examples/*.cpp)
+  tests/*/*.[ch] tests/cross/*/*.h bench/*.[ch] bench/*/*.[ch] bench/*/*.cc tests/interop/*/*/*.cc examples/*.h examples/*.c examples/*.cpp)
 
 format: deps-check ## clang-format all C files in place
 	clang-format -i $(OUR_C)

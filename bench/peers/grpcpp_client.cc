@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What grpc_client.c does, by C++ gRPC: the callback API, and bytes that nobody decodes. A message may be of any size, as ours
-// allows.
+// What grpc_client.c does, by C++ gRPC: the callback API, and bytes that nobody decodes. A message
+// may be of any size, as ours allows.
 //
 //   grpcpp_client ADDRESS delta|chunk|encoded COUNT NAME
 
@@ -78,7 +78,8 @@ int main(int argc, char **argv) {
     const double spent = bench_wall_ns() - start;
     bench_need(status.ok() && reader.messages == count);
     if (run >= 0)
-      bench_add(&rate, large ? static_cast<double>(reader.bytes) / spent : static_cast<double>(count) * 1e9 / spent);
+      bench_add(&rate, large ? static_cast<double>(reader.bytes) / spent
+                             : static_cast<double>(count) * 1e9 / spent);
   }
   bench_print(&rate, large ? "GB/s" : "messages/s", "%s", argv[4]);
   return 0;

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What grpc_server.c serves, by C++ gRPC at its best: the callback API on the library's own threads, messages as slices that were
-// made before and are shared by all writes, and a hint that more follows, so that small writes are gathered. GetRelayInfo goes
-// through the generated classes, as every server has it. grpcpp_server FOLDER prints "listening ADDRESS" and ends with its
+// What grpc_server.c serves, by C++ gRPC at its best: the callback API on the library's own
+// threads, messages as slices that were made before and are shared by all writes, and a hint that
+// more follows, so that small writes are gathered. GetRelayInfo goes through the generated classes,
+// as every server has it. grpcpp_server FOLDER prints "listening ADDRESS" and ends with its
 // standard input.
 
 #include <grpcpp/grpcpp.h>
@@ -31,7 +32,8 @@ grpc::ByteBuffer Load(const std::string &path) {
   return grpc::ByteBuffer(&slice, 1);
 }
 
-// Sends the same bytes until the count is reached, those of `model` if there is one; without either, nothing.
+// Sends the same bytes until the count is reached, those of `model` if there is one; without
+// either, nothing.
 class Stream : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
 public:
   Stream(const grpc::ByteBuffer *bytes, const v1::FilterUpdate *model, unsigned long count)
@@ -85,13 +87,15 @@ using Base = v1::KvEventRelay::WithRawCallbackMethod_SubscribeKvPool<
 class Relay final : public Base {
 public:
   explicit Relay(const std::string &folder)
-      : delta_(Load(folder + "/" STREAMS_DELTA_FILE)), chunk_(Load(folder + "/" STREAMS_CHUNK_FILE)) {
+      : delta_(Load(folder + "/" STREAMS_DELTA_FILE)),
+        chunk_(Load(folder + "/" STREAMS_CHUNK_FILE)) {
     grpc::ByteBuffer copy(chunk_);
     if (!grpc::SerializationTraits<v1::FilterUpdate>::Deserialize(&copy, &model_).ok())
       std::abort();
   }
 
-  grpc::ServerUnaryReactor *GetRelayInfo(grpc::CallbackServerContext *context, const v1::RelayInfoRequest *request,
+  grpc::ServerUnaryReactor *GetRelayInfo(grpc::CallbackServerContext *context,
+                                         const v1::RelayInfoRequest *request,
                                          v1::RelayInfo *answer) override {
     answer->set_protocol_version(1);
     answer->mutable_relay()->set_drt_instance_id(0x1234567890abcdefu);
@@ -102,15 +106,17 @@ public:
     return reactor;
   }
 
-  grpc::ServerWriteReactor<grpc::ByteBuffer> *SubscribeKvPool(grpc::CallbackServerContext *,
-                                                              const grpc::ByteBuffer *bytes) override {
+  grpc::ServerWriteReactor<grpc::ByteBuffer> *
+  SubscribeKvPool(grpc::CallbackServerContext *, const grpc::ByteBuffer *bytes) override {
     v1::SubscribeKvPoolRequest request;
     grpc::ByteBuffer copy(*bytes);
     std::string what;
     unsigned long count = 0;
     if (grpc::SerializationTraits<v1::SubscribeKvPoolRequest>::Deserialize(&copy, &request).ok())
       std::istringstream(request.subscriber_id()) >> what >> count;
-    return new Stream(what == STREAMS_DELTA ? &delta_ : what == STREAMS_CHUNK ? &chunk_ : nullptr,
+    return new Stream(what == STREAMS_DELTA   ? &delta_
+                      : what == STREAMS_CHUNK ? &chunk_
+                                              : nullptr,
                       what == STREAMS_ENCODED ? &model_ : nullptr, count);
   }
 

@@ -29,9 +29,11 @@ using namespace grpc::testing;
 using Stub = TestService::Stub;
 
 constexpr int kUp[] = {27182, 8, 1828, 45904}, kDown[] = {31415, 9, 2653, 58979};
-constexpr char kInitial[] = "x-grpc-test-echo-initial", kTrailing[] = "x-grpc-test-echo-trailing-bin";
+constexpr char kInitial[] = "x-grpc-test-echo-initial",
+               kTrailing[] = "x-grpc-test-echo-trailing-bin";
 constexpr char kInitialValue[] = "test_initial_metadata_value", kTrailingValue[] = "\xab\xab\xab";
-constexpr char kSpecial[] = "\t\ntest with whitespace\r\nand Unicode BMP \u263a and non-BMP \U0001F608\t\n";
+constexpr char kSpecial[] =
+    "\t\ntest with whitespace\r\nand Unicode BMP \u263a and non-BMP \U0001F608\t\n";
 
 void Need(bool good, const std::string &what) {
   if (!good)
@@ -39,7 +41,8 @@ void Need(bool good, const std::string &what) {
 }
 
 void NeedStatus(const Status &status, StatusCode code) {
-  Need(status.error_code() == code, "status " + std::to_string(status.error_code()) + " " + status.error_message());
+  Need(status.error_code() == code,
+       "status " + std::to_string(status.error_code()) + " " + status.error_message());
 }
 
 // ---- client ----
@@ -94,10 +97,12 @@ void ClientStreaming(Stub *stub) {
 
 void ServerStreaming(Stub *stub) {
   const auto context = Context();
-  const auto reader = stub->StreamingOutputCall(context.get(), Output(0, {std::begin(kDown), std::end(kDown)}));
+  const auto reader =
+      stub->StreamingOutputCall(context.get(), Output(0, {std::begin(kDown), std::end(kDown)}));
   StreamingOutputCallResponse answer;
   for (const int size : kDown)
-    Need(reader->Read(&answer) && answer.payload().body().size() == static_cast<size_t>(size), "another size");
+    Need(reader->Read(&answer) && answer.payload().body().size() == static_cast<size_t>(size),
+         "another size");
   Need(!reader->Read(&answer), "too many answers");
   NeedStatus(reader->Finish(), StatusCode::OK);
 }
@@ -306,7 +311,8 @@ bool Judge(const std::string &address) {
       {"unimplemented_service",
        [&channel](Stub *) {
          Empty answer;
-         NeedStatus(UnimplementedService::NewStub(channel)->UnimplementedCall(Context().get(), Empty(), &answer),
+         NeedStatus(UnimplementedService::NewStub(channel)->UnimplementedCall(Context().get(),
+                                                                              Empty(), &answer),
                     StatusCode::UNIMPLEMENTED);
        }},
       {"cancel_after_begin", CancelAfterBegin},
@@ -335,7 +341,9 @@ class Service final : public TestService::Service {
 
   static void Echo(Context *context) {
     const auto &metadata = context->client_metadata();
-    const auto text = [](grpc::string_ref value) { return std::string(value.data(), value.size()); };
+    const auto text = [](grpc::string_ref value) {
+      return std::string(value.data(), value.size());
+    };
     if (const auto found = metadata.find(kInitial); found != metadata.end())
       context->AddInitialMetadata(kInitial, text(found->second));
     if (const auto found = metadata.find(kTrailing); found != metadata.end())
@@ -343,10 +351,12 @@ class Service final : public TestService::Service {
   }
 
   template <typename Request> static Status Wished(const Request &request) {
-    return Status(static_cast<StatusCode>(request.response_status().code()), request.response_status().message());
+    return Status(static_cast<StatusCode>(request.response_status().code()),
+                  request.response_status().message());
   }
 
-  template <typename Stream> static void Answer(const StreamingOutputCallRequest &request, Stream *stream) {
+  template <typename Stream>
+  static void Answer(const StreamingOutputCallRequest &request, Stream *stream) {
     for (const auto &parameters : request.response_parameters()) {
       StreamingOutputCallResponse answer;
       answer.mutable_payload()->set_body(std::string(static_cast<size_t>(parameters.size()), '\0'));
@@ -356,11 +366,13 @@ class Service final : public TestService::Service {
 
   Status EmptyCall(Context *, const Empty *, Empty *) override { return Status::OK; }
 
-  Status UnaryCall(Context *context, const SimpleRequest *request, SimpleResponse *answer) override {
+  Status UnaryCall(Context *context, const SimpleRequest *request,
+                   SimpleResponse *answer) override {
     Echo(context);
     if (request->response_compressed().value())
       context->set_compression_algorithm(GRPC_COMPRESS_GZIP);
-    answer->mutable_payload()->set_body(std::string(static_cast<size_t>(request->response_size()), '\0'));
+    answer->mutable_payload()->set_body(
+        std::string(static_cast<size_t>(request->response_size()), '\0'));
     return Wished(*request);
   }
 
