@@ -60,11 +60,18 @@ WARN_UNIT := -Wno-missing-prototypes -Wno-redundant-decls -Wno-conversion -Wno-s
   -Wno-undef -Wno-cast-qual -Wno-null-dereference -Wno-double-promotion -Wno-format-nonliteral \
   $(if $(CLANG),-Wno-extra-semi-stmt -Wno-unreachable-code -Wno-gnu-zero-variadic-macro-arguments -Wno-shadow-all,-Wno-duplicated-branches)
 
-CPPFLAGS_ALL = -I. -Iproto -Itransports -Itools/common -I$(BUILD)/proto -D_GNU_SOURCE $(CPPFLAGS)
+# Compression is built in when its header is there; WITHOUT='zlib zstd' leaves it out.
+have = $(if $(filter $(1),$(WITHOUT)),,$(shell echo '$(hash)include <$(2)>' | $(CC) $(CPPFLAGS) -E -x c - >/dev/null 2>&1 && echo yes))
+hash := \#
+HAVE_ZLIB := $(call have,zlib,zlib.h)
+HAVE_ZSTD := $(call have,zstd,zstd.h)
+CODECS := $(if $(HAVE_ZLIB),-DKVRELAY_HAVE_ZLIB) $(if $(HAVE_ZSTD),-DKVRELAY_HAVE_ZSTD)
+
+CPPFLAGS_ALL = -I. -Iproto -Itransports -Itools/common -I$(BUILD)/proto -D_GNU_SOURCE $(CODECS) $(CPPFLAGS)
 COMPILE = $(CC) -std=c11 $(CPPFLAGS_ALL) $(CFLAGS) -MMD -MP
 LINK = $(CC) $(CFLAGS) $(LDFLAGS) -Wl,--as-needed
 
-LIBS := -lprotobuf-nanopb -lmpack -lnghttp2 -levent_core -lzmq -lcyaml -lyaml -lyajl -ljansson -lcrypto -lpthread -lm
+LIBS := -lprotobuf-nanopb -lmpack -lnghttp2 -levent_core -lzmq -lcyaml -lyaml -lyajl -ljansson -lcrypto $(if $(HAVE_ZLIB),-lz) $(if $(HAVE_ZSTD),-lzstd) -lpthread -lm
 TEST_LIBS := -lcriterion -ljansson -lxxhash
 
 # A unit test or benchmark may carry a line "/* make: -DX=Y -lz */" with flags of its own.

@@ -147,9 +147,20 @@ def errors(server):
     check("reason of a refusal", got == (Code.NOT_FOUND, "gone", "RELAY_ERROR_REASON_POOL_NOT_FOUND"), got)
     got = failure(lambda: list(server.stream("End", b"8 7 too slow")))
     check("reason behind messages", got == (Code.RESOURCE_EXHAUSTED, "too slow", "RELAY_ERROR_REASON_SUBSCRIBER_LAGGED"), got)
+    deflate = server.connect(("grpc.default_compression_algorithm", 1))
+    got = failure(lambda: server.unary("Echo", b"z" * 1000, channel=deflate))
+    check("S71: a deflate request is UNIMPLEMENTED", got[0] == Code.UNIMPLEMENTED, got)
+    deflate.close()
+
+
+def compressed(server):
+    server.say("encodings")
+    if "gzip" not in server.process.stdout.readline():
+        return  # built without zlib
     gzip = server.connect(("grpc.default_compression_algorithm", 2))
-    got = failure(lambda: server.unary("Echo", b"z" * 1000, channel=gzip))
-    check("a gzip request is UNIMPLEMENTED", got[0] == Code.UNIMPLEMENTED, got)
+    check("S71: a gzip request", server.unary("Echo", b"z" * 50000, channel=gzip) == b"z" * 50000)
+    got = failure(lambda: server.unary("Echo", b"z" * 1000000, channel=gzip))
+    check("S74: one above the limit once decompressed", got[0] == Code.RESOURCE_EXHAUSTED, got)
     gzip.close()
 
 
@@ -214,6 +225,7 @@ def main():
         unary(server)
         streams(server)
         errors(server)
+        compressed(server)
         ends(server)
         other_clients(server)
         check("in the end no call is open", server.settled(), server.counts())

@@ -2,7 +2,8 @@
 /*
  * The toy service behind the gRPC server, with health and reflection, for foreign clients.  Prints
  * "listening ADDRESS", takes commands on standard input: "release" (Silent calls go on), "counts"
- * (prints what the service saw), "stop" (in order); ends at end of file.
+ * (prints what the service saw), "encodings" (what requests may be compressed with), "stop" (in
+ * order); ends at end of file.
  */
 #include <event2/event.h>
 #include <fcntl.h>
@@ -42,6 +43,8 @@ static void on_command(evutil_socket_t fd, short what, void *argument) {
     toy_service_release(&toy);
   if (strncmp(line, "counts", 6) == 0)
     printf("counts %d %d %d %d\n", toy.opened, toy.closed, toy.open_now, toy.broken);
+  if (strncmp(line, "encodings", 9) == 0)
+    printf("encodings %s\n", kvrelay_grpc_encodings());
   if (strncmp(line, "stop", 4) == 0) {
     server->stop(server, 2000000000u);
     toy_service_shutdown(&toy);

@@ -97,6 +97,9 @@ static int on_message(kvrelay_service *self, void *handle, const uint8_t *bytes,
     return KVRELAY_OK;
   if (!interop_request_read(c->method, bytes, len, &r))
     return kvrelay_refuse(status, KVRELAY_GRPC_INTERNAL, "the request does not decode");
+  const bool zipped = kvrelay_grpc_server_compressed(c->transport);
+  if (r.expect_zipped != INTEROP_ABSENT && zipped != (r.expect_zipped == INTEROP_TRUE))
+    return kvrelay_refuse(status, KVRELAY_GRPC_INVALID_ARGUMENT, "not compressed as announced");
   c->sum += r.body_bytes;
   if (r.has_status) {
     c->ended = true;
@@ -131,6 +134,7 @@ static void hand_out(test_call *c, kvrelay_parts *parts) {
   const interop_answer a = c->queue[c->first++ % QUEUE_CAP];
   size_t head = 0;
   c->queued--;
+  kvrelay_grpc_server_compress(c->transport, a.zipped == INTEROP_TRUE);
   if (c->method == INTEROP_INPUT) {
     pb_ostream_t out = pb_ostream_from_buffer(c->head, sizeof c->head);
     if (pb_encode_tag(&out, PB_WT_VARINT, 1) && pb_encode_varint(&out, c->sum))
@@ -181,7 +185,7 @@ static void on_command(evutil_socket_t fd, short what, void *argument) {
   if (strncmp(line, "counts", 6) == 0)
     printf("counts %lu %lu\n", opened, open_now);
   if (strncmp(line, "encodings", 9) == 0)
-    printf("encodings identity\n");
+    printf("encodings %s\n", kvrelay_grpc_encodings());
   fflush(stdout);
 }
 
@@ -193,6 +197,7 @@ int main(int argc, char **argv) {
   cfg.base = event_base_new();
   cfg.log = on_log;
   cfg.request_metadata = true;
+  cfg.response_encodings = ~0u;
   cfg.max_request_bytes = cfg.max_message_bytes = MESSAGE_CAP;
   int err = kvrelay_grpc_server_open(&cfg, &service, &server);
   if (err != KVRELAY_TRANSPORT_OK) {

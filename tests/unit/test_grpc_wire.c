@@ -187,9 +187,9 @@ Test(grpc_wire, S2_S71_S4_what_headers_may_say) {
       {POST "content-type: application/grpc-web\n", ":status: 415\n"},
       {":method: GET\n:scheme: http\n:path: " TOY "Echo\n:authority: x\n", ":status: 405\n"},
       {POST "content-type: application/grpc+json\n", "grpc-status: 12\n"},
-      {POST "content-type: application/grpc\ngrpc-encoding: gzip\n", "grpc-status: 12\n"},
-      {POST "content-type: application/grpc\ngrpc-encoding: gzip\n",
-       "grpc-accept-encoding: identity\n"},
+      {POST "content-type: application/grpc\ngrpc-encoding: snappy\n", "grpc-status: 12\n"},
+      {POST "content-type: application/grpc\ngrpc-encoding: snappy\n",
+       "grpc-accept-encoding: identity"},
       {POST "content-type: application/grpc\ngrpc-timeout: 5x\n", "grpc-status: 13\n"},
       {POST "content-type: application/grpc\ngrpc-timeout: 123456789S\n", "grpc-status: 13\n"},
   };

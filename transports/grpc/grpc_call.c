@@ -109,8 +109,9 @@ static void send_only_trailers(server_call *c, const char *http_status) {
     add_status(&b, &c->status);
     add_metadata(&b, &c->trailing);
   }
-  if (c->compressed)
-    add_header(&b, "grpc-accept-encoding", "identity", 8);
+  if (c->bad_encoding)
+    add_header(&b, "grpc-accept-encoding", kvrelay_grpc_encodings(),
+               strlen(kvrelay_grpc_encodings()));
   submitted(c, nghttp2_submit_response(session_of(c), c->stream, b.nv, b.len, NULL));
 }
 
@@ -157,6 +158,13 @@ static void call_fail_http(server_call *c, const char *http_status) {
   send_only_trailers(c, http_status);
 }
 
+/* Takes a message over, in the form in which it is sent. */
+static int call_keep(server_call *c, const kvrelay_parts *parts) {
+  return c->encoding == KVRELAY_GRPC_IDENTITY || c->plain
+             ? kvrelay_grpc_outbox_add(&c->outbox, parts)
+             : kvrelay_grpc_outbox_add_compressed(&c->outbox, parts, c->encoding);
+}
+
 /* Asks the service for the next thing and takes it in.  False: there is nothing now. */
 static bool call_pull(server_call *c) {
   server *s = c->conn->server;
@@ -166,7 +174,7 @@ static bool call_pull(server_call *c) {
   case KVRELAY_PULL_MESSAGE:
     if (parts.bytes > s->cfg.max_message_bytes)
       call_fail(c, KVRELAY_GRPC_RESOURCE_EXHAUSTED, "response message above the limit");
-    else if (kvrelay_grpc_outbox_add(&c->outbox, &parts) != KVRELAY_TRANSPORT_OK)
+    else if (call_keep(c, &parts) != KVRELAY_TRANSPORT_OK)
       call_fail(c, KVRELAY_GRPC_RESOURCE_EXHAUSTED, "no memory for a response message");
     return true;
   case KVRELAY_PULL_END:
@@ -220,6 +228,10 @@ static void send_headers(server_call *c) {
   header_block b;
   nghttp2_data_provider provider = {.source = {.ptr = c}, .read_callback = on_read_data};
   begin_response(&b, "200");
+  if (c->encoding != KVRELAY_GRPC_IDENTITY) {
+    const char *name = kvrelay_grpc_encoding_name(c->encoding);
+    add_header(&b, "grpc-encoding", name, strlen(name));
+  }
   add_metadata(&b, &c->initial);
   c->headers_sent = true;
   submitted(c, nghttp2_submit_response(session_of(c), c->stream, b.nv, b.len, &provider));
@@ -296,8 +308,8 @@ void kvrelay_grpc_call_begin(server_call *c) {
   } else if (c->content == KVRELAY_GRPC_CONTENT_OTHER) {
     call_fail(c, KVRELAY_GRPC_UNIMPLEMENTED,
               "only application/grpc and application/grpc+proto are spoken here");
-  } else if (c->compressed) {
-    call_fail(c, KVRELAY_GRPC_UNIMPLEMENTED, "request messages must not be compressed");
+  } else if (c->bad_encoding) {
+    call_fail(c, KVRELAY_GRPC_UNIMPLEMENTED, "this compression of requests is not spoken here");
   } else if (c->bad_timeout) {
     call_fail(c, KVRELAY_GRPC_INTERNAL, "grpc-timeout is malformed");
   } else if (c->metadata_err == KVRELAY_TRANSPORT_ERR_PROTOCOL) {
@@ -347,7 +359,9 @@ static void call_receive(server_call *c, const uint8_t *bytes, size_t len) {
       call_fail(c, KVRELAY_GRPC_RESOURCE_EXHAUSTED, "request message above the limit");
     else if (used == KVRELAY_TRANSPORT_ERR_PROTOCOL)
       call_fail(c, KVRELAY_GRPC_INTERNAL,
-                "message flagged as compressed, but no encoding was announced");
+                c->inbox.encoding_ == KVRELAY_GRPC_IDENTITY
+                    ? "message flagged as compressed, but no encoding was announced"
+                    : "message does not decompress");
     else if (used < 0)
       call_fail(c, KVRELAY_GRPC_RESOURCE_EXHAUSTED, "no memory for a request message");
     if (used < 0)
@@ -386,6 +400,15 @@ static bool is(nghttp2_vec text, const char *what) {
   return text.len == strlen(what) && memcmp(text.base, what, text.len) == 0;
 }
 
+/* The client takes answers that are compressed like this. */
+static void call_choose_encoding(server_call *c, nghttp2_vec list) {
+  for (int e = KVRELAY_GRPC_ZSTD; e > c->encoding; e--)
+    if ((c->conn->server->cfg.response_encodings >> e & 1) != 0 &&
+        kvrelay_grpc_encoding_name(e) != NULL &&
+        kvrelay_grpc_encoding_listed(list.base, list.len, e))
+      c->encoding = (uint8_t)e;
+}
+
 static int on_header(nghttp2_session *session, const nghttp2_frame *frame, nghttp2_rcbuf *name_,
                      nghttp2_rcbuf *value_, uint8_t flags, void *conn_) {
   (void)flags;
@@ -409,7 +432,11 @@ static int on_header(nghttp2_session *session, const nghttp2_frame *frame, nghtt
   } else if (is(name, "grpc-timeout")) {
     c->bad_timeout = !kvrelay_grpc_timeout_parse(value.base, value.len, &c->timeout_ns);
   } else if (is(name, "grpc-encoding")) {
-    c->compressed = !is(value, "identity");
+    int encoding = kvrelay_grpc_encoding_find(value.base, value.len);
+    c->bad_encoding = encoding < 0;
+    kvrelay_grpc_inbox_encoding(&c->inbox, c->bad_encoding ? KVRELAY_GRPC_IDENTITY : encoding);
+  } else if (is(name, "grpc-accept-encoding")) {
+    call_choose_encoding(c, value);
   } else if (c->conn->server->cfg.request_metadata && c->metadata_err == KVRELAY_TRANSPORT_OK) {
     c->metadata_err =
         kvrelay_grpc_metadata_receive(&c->request, name.base, name.len, value.base, value.len);
@@ -463,4 +490,15 @@ int kvrelay_grpc_server_add_trailing(kvrelay_call *call, const char *name, const
     return KVRELAY_TRANSPORT_ERR_ARG;
   return c->ended ? KVRELAY_TRANSPORT_CLOSED
                   : kvrelay_grpc_metadata_add(&c->trailing, name, value, len);
+}
+
+void kvrelay_grpc_server_compress(kvrelay_call *call, bool on) {
+  server_call *c = own_call(call);
+  if (c != NULL)
+    c->plain = !on;
+}
+
+bool kvrelay_grpc_server_compressed(const kvrelay_call *call) {
+  const server_call *c = own_call(call);
+  return c != NULL && c->inbox.flagged_;
 }

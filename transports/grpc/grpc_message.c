@@ -19,13 +19,22 @@
 
 void kvrelay_grpc_inbox_init(kvrelay_grpc_inbox *in, size_t max_bytes) {
   memset(in, 0, sizeof *in);
+  in->max_bytes_ = max_bytes;
   kvrelay_framer_init_grpc(&in->framer_, max_bytes < UINT32_MAX ? (uint32_t)max_bytes : UINT32_MAX);
 }
 
-void kvrelay_grpc_inbox_free(kvrelay_grpc_inbox *in) {
+void kvrelay_grpc_inbox_encoding(kvrelay_grpc_inbox *in, int encoding) { in->encoding_ = encoding; }
+
+static void inbox_drop_body(kvrelay_grpc_inbox *in) {
   free(in->body_);
   in->body_ = NULL;
   in->body_cap_ = 0;
+}
+
+void kvrelay_grpc_inbox_free(kvrelay_grpc_inbox *in) {
+  inbox_drop_body(in);
+  free(in->plain_);
+  in->plain_ = NULL;
 }
 
 bool kvrelay_grpc_inbox_empty(const kvrelay_grpc_inbox *in) {
@@ -36,7 +45,7 @@ bool kvrelay_grpc_inbox_empty(const kvrelay_grpc_inbox *in) {
 static bool inbox_join(kvrelay_grpc_inbox *in, const kvrelay_frame *f) {
   size_t cap = (size_t)f->offset + f->piece_len;
   if (f->offset == 0 && in->body_cap_ > KEEP_CAP && f->body_len < in->body_cap_ / 4)
-    kvrelay_grpc_inbox_free(in); /* the large message was an exception */
+    inbox_drop_body(in); /* the large message was an exception */
   if (cap > in->body_cap_) {
     size_t grown = in->body_cap_ < INBOX_FIRST_CAP ? INBOX_FIRST_CAP : 2 * in->body_cap_;
     if (grown > f->body_len)
@@ -53,10 +62,34 @@ static bool inbox_join(kvrelay_grpc_inbox *in, const kvrelay_frame *f) {
   return true;
 }
 
+/* The framer knows plain messages only: it sees the flag of a compressed one as 0. */
+static ptrdiff_t inbox_frame(kvrelay_grpc_inbox *in, const uint8_t *bytes, size_t len,
+                             kvrelay_frame *f) {
+  if (len == 0 || !kvrelay_framer_empty(&in->framer_))
+    return kvrelay_framer_feed(&in->framer_, bytes, len, f);
+  static const uint8_t plain_flag;
+  in->flagged_ = bytes[0] == 1 && in->encoding_ != KVRELAY_GRPC_IDENTITY;
+  const ptrdiff_t used =
+      kvrelay_framer_feed(&in->framer_, in->flagged_ ? &plain_flag : bytes, 1, f);
+  if (used != 1)
+    return used;
+  const ptrdiff_t rest = kvrelay_framer_feed(&in->framer_, bytes + 1, len - 1, f);
+  return rest < 0 ? rest : 1 + rest;
+}
+
+static int inbox_decompress(kvrelay_grpc_inbox *in, kvrelay_iov *message) {
+  const int err = kvrelay_grpc_decompress(in->encoding_, message->base, message->len,
+                                          in->max_bytes_, &in->plain_, &message->len);
+  message->base = err == KVRELAY_TRANSPORT_OK ? in->plain_ : NULL;
+  return err;
+}
+
 ptrdiff_t kvrelay_grpc_inbox_feed(kvrelay_grpc_inbox *in, const uint8_t *bytes, size_t len,
                                   kvrelay_iov *message) {
   kvrelay_frame f;
-  ptrdiff_t used = kvrelay_framer_feed(&in->framer_, bytes, len, &f);
+  free(in->plain_);
+  in->plain_ = NULL;
+  ptrdiff_t used = inbox_frame(in, bytes, len, &f);
   message->base = NULL;
   message->len = 0;
   if (used < 0)
@@ -69,6 +102,9 @@ ptrdiff_t kvrelay_grpc_inbox_feed(kvrelay_grpc_inbox *in, const uint8_t *bytes, 
   if (kvrelay_frame_done(&f)) {
     message->base = whole ? f.piece : in->body_;
     message->len = f.body_len;
+    const int err = in->flagged_ ? inbox_decompress(in, message) : KVRELAY_TRANSPORT_OK;
+    if (err != KVRELAY_TRANSPORT_OK)
+      return err;
   }
   return used;
 }
@@ -149,6 +185,21 @@ int kvrelay_grpc_outbox_add(kvrelay_grpc_outbox *out, const kvrelay_parts *parts
   }
   out->blob_->len += KVRELAY_GRPC_PREFIX_LEN + parts->bytes;
   return KVRELAY_TRANSPORT_OK;
+}
+
+int kvrelay_grpc_outbox_add_compressed(kvrelay_grpc_outbox *out, const kvrelay_parts *parts,
+                                       int encoding) {
+  uint8_t *packed;
+  size_t packed_len;
+  int err = kvrelay_grpc_compress(encoding, parts, &packed, &packed_len);
+  if (err != KVRELAY_TRANSPORT_OK) /* not shorter, or not possible */
+    return kvrelay_grpc_outbox_add(out, parts);
+  const kvrelay_parts one = {.part = {{packed, packed_len}}, .part_len = 1, .bytes = packed_len};
+  err = kvrelay_grpc_outbox_add(out, &one);
+  if (err == KVRELAY_TRANSPORT_OK)
+    out->blob_->bytes[out->blob_->len - packed_len - KVRELAY_GRPC_PREFIX_LEN] = 1;
+  free(packed);
+  return err;
 }
 
 int kvrelay_grpc_outbox_move(kvrelay_grpc_outbox *out, size_t n, struct evbuffer *to) {

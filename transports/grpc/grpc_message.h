@@ -7,6 +7,7 @@
 #include <event2/buffer.h>
 
 #include "../transport.h"
+#include "grpc_codec.h"
 
 /* ---- bytes in, whole messages out ---- */
 
@@ -15,17 +16,24 @@ typedef struct kvrelay_grpc_inbox {
   kvrelay_framer framer_;
   uint8_t *body_; /* only for messages that arrive in pieces */
   size_t body_cap_;
+  uint8_t *plain_; /* the last message, decompressed */
+  size_t max_bytes_;
+  int encoding_;
+  bool flagged_; /* the message being read is compressed */
 } kvrelay_grpc_inbox;
 
 /* Messages above `max_bytes` will be refused. */
 void kvrelay_grpc_inbox_init(kvrelay_grpc_inbox *in, size_t max_bytes);
+/* Messages may be compressed like this; before the first byte. */
+void kvrelay_grpc_inbox_encoding(kvrelay_grpc_inbox *in, int encoding);
 void kvrelay_grpc_inbox_free(kvrelay_grpc_inbox *in);
 /*
  * Takes bytes up to the end of the first message.  Returns how many; call again with the rest.
  * `message->base` is not NULL when a message is complete; it stays valid until the next feed and as
  * long as `bytes` does.  Errors, after which the call is lost: KVRELAY_TRANSPORT_ERR_LIMIT
- * (announced length above the limit; nothing was buffered), _ERR_PROTOCOL (a flag other than 0),
- * _ERR_MEMORY.
+ * (announced length above the limit, when nothing was buffered, or it became longer when
+ * decompressed), _ERR_PROTOCOL (a flag other than 0 without an encoding or than 1, or it does not
+ * decompress), _ERR_MEMORY.
  */
 ptrdiff_t kvrelay_grpc_inbox_feed(kvrelay_grpc_inbox *in, const uint8_t *bytes, size_t len,
                                   kvrelay_iov *message);
@@ -47,6 +55,9 @@ size_t kvrelay_grpc_outbox_pending(const kvrelay_grpc_outbox *out);
 bool kvrelay_grpc_outbox_can_add(const kvrelay_grpc_outbox *out);
 /* Copies one message behind the unsent bytes.  KVRELAY_TRANSPORT_ERR_MEMORY: nothing changed. */
 int kvrelay_grpc_outbox_add(kvrelay_grpc_outbox *out, const kvrelay_parts *parts);
+/* The same, compressed if that makes it shorter. */
+int kvrelay_grpc_outbox_add_compressed(kvrelay_grpc_outbox *out, const kvrelay_parts *parts,
+                                       int encoding);
 /* Moves the first `n` unsent bytes to `to`; large pieces are lent, not copied.
  * KVRELAY_TRANSPORT_ERR_MEMORY: lost in between. */
 int kvrelay_grpc_outbox_move(kvrelay_grpc_outbox *out, size_t n, struct evbuffer *to);

@@ -4,6 +4,7 @@
 #define KVRELAY_GRPC_SERVER_H
 
 #include "../transport.h"
+#include "grpc_codec.h"
 
 struct event_base;
 
@@ -36,6 +37,10 @@ typedef struct kvrelay_grpc_server_config {
   uint64_t idle_timeout_ns;             /* without calls: GOAWAY */
   uint64_t max_connection_age_ns;       /* ± 10 %, then GOAWAY; KVRELAY_TIME_NONE: no limit */
   uint64_t max_connection_age_grace_ns; /* for the streams of such a connection */
+  /* Answers may be compressed: bits 1 << enum kvrelay_grpc_encoding.  Of those that the client
+   * lists, the highest is taken.  0, the default: none is compressed.  Requests may use whatever is
+   * built in. */
+  unsigned response_encodings;
   bool request_metadata; /* keep it for kvrelay_grpc_server_metadata; false, the default: ignore it
                           */
   /* What operators should know; texts are terminated and printable, valid during the call.  May be
@@ -82,5 +87,12 @@ int kvrelay_grpc_server_add_initial(kvrelay_call *call, const char *name, const 
                                     size_t len);
 int kvrelay_grpc_server_add_trailing(kvrelay_call *call, const char *name, const void *value,
                                      size_t len);
+/*
+ * Whether messages that are pulled from now on, the one being pulled included, are compressed:
+ * as long as nothing else is said, all are for which `response_encodings` and the client allow it.
+ */
+void kvrelay_grpc_server_compress(kvrelay_call *call, bool on);
+/* Inside `message`: this message came compressed. */
+bool kvrelay_grpc_server_compressed(const kvrelay_call *call);
 
 #endif

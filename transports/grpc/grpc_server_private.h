@@ -35,8 +35,11 @@ struct server_call {
   int metadata_err;      /* why the request's metadata is not whole */
   kvrelay_status status; /* valid once ended */
   int32_t stream;
-  uint8_t content; /* enum kvrelay_grpc_content */
-  bool post, bad_timeout, compressed;
+  uint8_t content;  /* enum kvrelay_grpc_content */
+  uint8_t encoding; /* of messages to send, enum kvrelay_grpc_encoding */
+  bool post, bad_timeout;
+  bool bad_encoding; /* of the request */
+  bool plain;        /* the service wants no compression now */
   bool accepted;     /* the service knows it and has not been told of its end */
   bool headers_sent; /* the data provider is in charge */
   bool deferred;     /* nghttp2 waits for a resume */
