@@ -2942,6 +2942,14 @@ static uint32_t kvrelay_get_u32_(const uint8_t *p) {
   return p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
 }
 
+/* Straight, so that compilers make one store of it. */
+static void kvrelay_put_word_(uint8_t *out, uint32_t v) {
+  out[0] = (uint8_t)v;
+  out[1] = (uint8_t)(v >> 8);
+  out[2] = (uint8_t)(v >> 16);
+  out[3] = (uint8_t)(v >> 24);
+}
+
 static uint8_t *kvrelay_put_le_(uint8_t *out, uint32_t v, size_t n) {
   for (; n > 0; n--, v >>= 8)
     *out++ = (uint8_t)v;
@@ -2975,8 +2983,7 @@ static bool kvrelay_frame_pieces_(int32_t type) {
 }
 
 /* What a header says, against the rules for its type. */
-static int kvrelay_framer_check_(const kvrelay_framer *f, uint8_t flags) {
-  const kvrelay_frame *const h = &f->frame_;
+static int kvrelay_framer_check_(const kvrelay_framer *f, const kvrelay_frame *h, uint8_t flags) {
   const kvrelay_frame_rule_ *rule;
   if (h->type < KVRELAY_FRAME_LATER_) {
     if (flags != 0 || h->type > KVRELAY_FRAME_GOAWAY)
@@ -2993,42 +3000,68 @@ static int kvrelay_framer_check_(const kvrelay_framer *f, uint8_t flags) {
   return h->body_len > f->max_bytes_ ? KVRELAY_ERR_LIMIT : KVRELAY_OK;
 }
 
-/* Takes a whole header out of `head_`. */
-static int kvrelay_framer_head_(kvrelay_framer *f) {
-  const uint8_t *const p = f->head_;
-  kvrelay_frame *const h = &f->frame_;
-  KVRELAY_MEMSET(h, 0, sizeof *h);
-  f->have_ = 0;
+/* Takes a whole header. */
+static int kvrelay_framer_head_(const kvrelay_framer *f, const uint8_t *p, kvrelay_frame *h) {
+  h->offset = h->piece_len = 0;
+  h->piece = NULL;
   if (f->kind_ == KVRELAY_FRAMER_GRPC_) {
     h->type = KVRELAY_FRAME_MESSAGE;
+    h->aux = 0;
+    h->stream = 0;
     h->body_len = (uint32_t)p[1] << 24 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 8 | p[4];
-    f->left_ = h->body_len;
     if (p[0] != 0)
       return p[0] == 1 ? KVRELAY_ERR_UNSUPPORTED : KVRELAY_ERR_MALFORMED;
     return h->body_len > f->max_bytes_ ? KVRELAY_ERR_LIMIT : KVRELAY_OK;
   }
-  h->body_len = f->left_ = kvrelay_get_u32_(p);
+  h->body_len = kvrelay_get_u32_(p);
   h->stream = kvrelay_get_u32_(p + 4);
   h->type = p[8];
   h->aux = (uint16_t)(p[10] | p[11] << 8);
-  return kvrelay_framer_check_(f, p[9]);
+  return kvrelay_framer_check_(f, h, p[9]);
+}
+
+/* Between frames: takes a header.  Returns the bytes used of these; `h->type` tells whether it is
+ * whole now. */
+static size_t kvrelay_framer_begin_(kvrelay_framer *f, const uint8_t *bytes, size_t len) {
+  const uint32_t head_len = kvrelay_framer_head_len_(f);
+  size_t used = 0;
+  while (f->have_ < head_len && used < len)
+    f->head_[f->have_++] = bytes[used++];
+  if (f->have_ == head_len) {
+    f->error_ = kvrelay_framer_head_(f, f->head_, &f->frame_);
+    f->left_ = f->frame_.body_len;
+    f->have_ = 0;
+  }
+  return used;
+}
+
+/* The usual case: a whole frame lies there, and the framer is between frames.  0 = it is not so. */
+static size_t kvrelay_framer_whole_(const kvrelay_framer *f, const uint8_t *bytes, size_t len,
+                                    kvrelay_frame *frame) {
+  const uint32_t head_len = kvrelay_framer_head_len_(f);
+  if (!kvrelay_framer_empty(f) || len < head_len ||
+      kvrelay_framer_head_(f, bytes, frame) != KVRELAY_OK || frame->body_len > len - head_len ||
+      frame->type >= KVRELAY_FRAME_LATER_)
+    return 0;
+  frame->piece = bytes + head_len;
+  frame->piece_len = frame->body_len;
+  return head_len + (size_t)frame->body_len;
 }
 
 ptrdiff_t kvrelay_framer_feed(kvrelay_framer *f, const uint8_t *bytes, size_t len,
                               kvrelay_frame *frame) {
-  const uint32_t head_len = kvrelay_framer_head_len_(f);
-  size_t used = 0;
+  size_t used = f->error_ == KVRELAY_OK ? kvrelay_framer_whole_(f, bytes, len, frame) : 0;
+  if (used > 0)
+    return (ptrdiff_t)used;
   frame->type = KVRELAY_FRAME_NONE;
   while (f->error_ == KVRELAY_OK) {
     kvrelay_frame *const h = &f->frame_;
     bool pieces;
     uint32_t n;
     if (h->type == KVRELAY_FRAME_NONE) {
-      for (; f->have_ < head_len && used < len; used++)
-        f->head_[f->have_++] = bytes[used];
-      if (f->have_ < head_len)
+      used += kvrelay_framer_begin_(f, bytes + used, len - used);
+      if (h->type == KVRELAY_FRAME_NONE && f->error_ == KVRELAY_OK)
         return (ptrdiff_t)used;
-      f->error_ = kvrelay_framer_head_(f);
       continue;
     }
     n = len - used < f->left_ ? (uint32_t)(len - used) : f->left_;
@@ -3083,10 +3116,9 @@ void kvrelay_grpc_prefix_put(uint8_t out[KVRELAY_GRPC_PREFIX_LEN], uint32_t len)
 
 void kvrelay_raw_header_put(uint8_t out[KVRELAY_RAW_HEADER_LEN], int32_t type, uint32_t stream,
                             uint16_t aux, uint32_t body_len) {
-  out = kvrelay_put_le_(out, body_len, 4);
-  out = kvrelay_put_le_(out, stream, 4);
-  out = kvrelay_put_le_(out, (uint32_t)type, 2); /* and no flags */
-  kvrelay_put_le_(out, aux, 2);
+  kvrelay_put_word_(out, body_len);
+  kvrelay_put_word_(out + 4, stream);
+  kvrelay_put_word_(out + 8, (uint32_t)type | (uint32_t)aux << 16); /* and no flags */
 }
 
 /* A body of `fixed_len` bytes of a number and a text. */

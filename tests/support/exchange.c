@@ -8,9 +8,10 @@
 
 #include "transports/grpc/grpc_client.h"
 #include "transports/grpc/grpc_server.h"
+#include "transports/tcp/tcp_client.h"
+#include "transports/tcp/tcp_server.h"
 
 #define MS UINT64_C(1000000)
-#define TOY "/kvrelay.test.Toy/"
 
 /* ---- transports ---- */
 
@@ -32,23 +33,43 @@ static int open_grpc_client(struct event_base *base, const char *target, kvrelay
   return kvrelay_grpc_client_open(&cfg, caller, out);
 }
 
+static int open_tcp_server(struct event_base *base, const char *bind, kvrelay_service *service,
+                           kvrelay_transport **out) {
+  kvrelay_tcp_server_config cfg = kvrelay_tcp_server_config_default();
+  (void)base;
+  cfg.bind = bind;
+  cfg.max_connections_per_peer = cfg.max_connections = 4096;
+  return kvrelay_tcp_server_open(&cfg, service, out);
+}
+
+static int open_tcp_client(struct event_base *base, const char *target, kvrelay_caller *caller,
+                           kvrelay_client_transport **out) {
+  kvrelay_tcp_client_config cfg = kvrelay_tcp_client_config_default();
+  (void)base;
+  cfg.target = target;
+  cfg.backoff_first_ns = cfg.backoff_max_ns = MS;
+  return kvrelay_tcp_client_open(&cfg, caller, out);
+}
+
 const carrier carriers[] = {
-    {"grpc", open_grpc_server, kvrelay_grpc_server_address, open_grpc_client}};
+    {"grpc", open_grpc_server, kvrelay_grpc_server_address, open_grpc_client},
+    {"raw", open_tcp_server, kvrelay_tcp_server_address, open_tcp_client}};
 const size_t carriers_len = sizeof carriers / sizeof *carriers;
 
 /* ---- what is exchanged ---- */
 
 static const struct shape {
-  const char *path, *request;
+  int32_t method;
+  const char *request;
   unsigned messages;
   size_t bytes;
   int32_t grpc;
 } shapes[EXCHANGE_CALLS] = {
-    {TOY "Echo", "hello", 1, 5, KVRELAY_GRPC_OK},
-    {TOY "Count", "20 500", 20, 10000, KVRELAY_GRPC_OK},
-    {TOY "Count", "2 400000", 2, 800000, KVRELAY_GRPC_OK},
-    {TOY "Refuse", "9 5 producer changed", 0, 0, KVRELAY_GRPC_FAILED_PRECONDITION},
-    {TOY "Nothing", "", 0, 0, KVRELAY_GRPC_UNIMPLEMENTED},
+    {KVRELAY_METHOD_GET_RELAY_INFO, "hello", 1, 5, KVRELAY_GRPC_OK},
+    {KVRELAY_METHOD_WATCH_CATALOG, "20 500", 20, 10000, KVRELAY_GRPC_OK},
+    {KVRELAY_METHOD_WATCH_CATALOG, "2 400000", 2, 800000, KVRELAY_GRPC_OK},
+    {KVRELAY_METHOD_SUBSCRIBE_POOL, "9 5 producer changed", 0, 0, KVRELAY_GRPC_FAILED_PRECONDITION},
+    {KVRELAY_METHOD_SUBSCRIBE_SERVING_LOAD, "", 0, 0, KVRELAY_GRPC_UNIMPLEMENTED},
 };
 
 static void wrong(exchange *e, const char *what) {
@@ -119,7 +140,8 @@ bool exchange_advance(exchange *e) {
     c->bytes = 0;
     c->number = ++e->last_number;
     /* It may refuse for want of memory; the next time it will not. */
-    if (e->client->call(e->client, c->number, shapes[i].path, (const uint8_t *)shapes[i].request,
+    if (e->client->call(e->client, c->number, kvrelay_method_path(shapes[i].method),
+                        (const uint8_t *)shapes[i].request,
                         strlen(shapes[i].request)) != KVRELAY_TRANSPORT_OK)
       c->number = 0;
   }
@@ -131,15 +153,20 @@ void exchange_again(exchange *e) {
     e->calls[i].done = false;
 }
 
-bool exchange_run(exchange *e, uint64_t patience_ns) {
-  kvrelay_transport *t = &e->client->base;
+static void run_once(exchange *e, kvrelay_transport *t, uint64_t timeout_ns) {
+  const int err = t->run_once(t, timeout_ns);
+  if (err < 0 && err != KVRELAY_TRANSPORT_ERR_MEMORY && err != KVRELAY_TRANSPORT_ERR_SYSTEM)
+    wrong(e, kvrelay_transport_strerror(err));
+}
+
+bool exchange_run(exchange *e, kvrelay_transport *server, uint64_t patience_ns) {
   const uint64_t until = kvrelay_now_ns() + patience_ns;
   while (!exchange_advance(e) && e->wrong[0] == '\0') {
     if (kvrelay_now_ns() > until)
       wrong(e, "nothing goes on");
-    int err = t->run_once(t, 5 * MS);
-    if (err < 0 && err != KVRELAY_TRANSPORT_ERR_MEMORY && err != KVRELAY_TRANSPORT_ERR_SYSTEM)
-      wrong(e, kvrelay_transport_strerror(err));
+    if (server != NULL)
+      run_once(e, server, 0);
+    run_once(e, &e->client->base, MS / 4);
   }
   return e->wrong[0] == '\0';
 }

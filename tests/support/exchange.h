@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* exchange.h - calls of every shape between a client and the toy service, made again until each has
- * ended as it should: for tests of what goes wrong in between. */
+/* exchange.h - calls of every shape between a client and the service of raw_pair.h, made again
+ * until each has ended as it should: for tests of what goes wrong in between. */
 #ifndef KVRELAY_TEST_EXCHANGE_H
 #define KVRELAY_TEST_EXCHANGE_H
 
@@ -8,7 +8,8 @@
 
 #include "transports/transport.h"
 
-/* How a transport on sockets is opened; `bind` and `target` as its own configuration has them. */
+/* How a transport on sockets is opened; `bind` and `target` as its own configuration has them.  One
+ * that has a loop of its own leaves `base` alone. */
 typedef struct carrier {
   const char *name;
   int (*open_server)(struct event_base *base, const char *bind, kvrelay_service *service,
@@ -44,9 +45,9 @@ int exchange_open(exchange *e, const carrier *how, struct event_base *base, cons
 bool exchange_advance(exchange *e);
 /* Everything once more. */
 void exchange_again(exchange *e);
-/* Runs the client's loop until all is done: true.  False: something was wrong, or nothing went on
- * for `patience_ns`, which is then what is wrong. */
-bool exchange_run(exchange *e, uint64_t patience_ns);
+/* Runs the client's loop, and the server's unless it is NULL, until all is done: true.  False:
+ * something was wrong, or nothing went on for `patience_ns`, which is then what is wrong. */
+bool exchange_run(exchange *e, kvrelay_transport *server, uint64_t patience_ns);
 void exchange_close(exchange *e);
 
 /* Descriptors that this process has open. */

@@ -5,6 +5,7 @@
 
 #include <event2/event.h>
 #include <nghttp2/nghttp2.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -12,22 +13,22 @@
 #include <time.h>
 #include <unistd.h>
 
+/* Atomic: names are resolved by a thread of their own. */
 static struct {
-  bool armed, struck;
+  atomic_bool armed, struck;
   unsigned spared; /* depth of calls into what must not fail */
   enum fault_kind kind;
-  unsigned long before, left; /* operations until the first, and how many fail then */
+  atomic_ulong done;        /* operations so far */
+  unsigned long nth, count; /* the first of them that fails, and how many then */
   int error;
 } faults;
 
 static bool strikes(enum fault_kind kind) {
-  if (!faults.armed || faults.spared > 0 || faults.kind != kind || faults.left == 0)
+  if (!faults.armed || faults.spared > 0 || faults.kind != kind)
     return false;
-  if (faults.before > 0) {
-    faults.before--;
+  const unsigned long number = ++faults.done;
+  if (number < faults.nth || number - faults.nth >= faults.count)
     return false;
-  }
-  faults.left--;
   faults.struck = true;
 
   errno = kind == FAULT_MEMORY ? ENOMEM : faults.error;
@@ -35,12 +36,13 @@ static bool strikes(enum fault_kind kind) {
 }
 
 void faults_arm(enum fault_kind kind, unsigned long nth, unsigned long count, int error) {
-  faults.armed = true;
   faults.struck = false;
   faults.kind = kind;
-  faults.before = nth - 1;
-  faults.left = count;
+  faults.done = 0;
+  faults.nth = nth;
+  faults.count = count;
   faults.error = error;
+  faults.armed = true;
 }
 
 bool faults_disarm(void) {
@@ -135,6 +137,8 @@ void faults_jump(int64_t ns) { jump_ns += ns; }
 
 ssize_t REAL(read)(int fd, void *buf, size_t len);
 ssize_t REAL(recv)(int fd, void *buf, size_t len, int flags);
+ssize_t REAL(readv)(int fd, const struct iovec *pieces, int count);
+ssize_t REAL(recvmsg)(int fd, struct msghdr *message, int flags);
 ssize_t REAL(send)(int fd, const void *buf, size_t len, int flags);
 ssize_t REAL(sendmsg)(int fd, const struct msghdr *message, int flags);
 int REAL(accept4)(int fd, struct sockaddr *address, socklen_t *len, int flags);
@@ -142,6 +146,8 @@ int REAL(socket)(int family, int type, int protocol);
 int REAL(connect)(int fd, const struct sockaddr *address, socklen_t len);
 ssize_t WRAP(read)(int fd, void *buf, size_t len);
 ssize_t WRAP(recv)(int fd, void *buf, size_t len, int flags);
+ssize_t WRAP(readv)(int fd, const struct iovec *pieces, int count);
+ssize_t WRAP(recvmsg)(int fd, struct msghdr *message, int flags);
 ssize_t WRAP(send)(int fd, const void *buf, size_t len, int flags);
 ssize_t WRAP(sendmsg)(int fd, const struct msghdr *message, int flags);
 int WRAP(accept4)(int fd, struct sockaddr *address, socklen_t *len, int flags);
@@ -163,6 +169,18 @@ ssize_t WRAP(read)(int fd, void *buf, size_t len) {
 ssize_t WRAP(recv)(int fd, void *buf, size_t len, int flags) {
   ssize_t n = allowed(FAULT_READ, len);
   return n < 0 ? n : REAL(recv)(fd, buf, (size_t)n, flags);
+}
+
+ssize_t WRAP(readv)(int fd, const struct iovec *pieces, int count) {
+  if (!strikes(FAULT_READ))
+    return REAL(readv)(fd, pieces, count);
+  return faults.error != 0 || count == 0
+             ? -1
+             : REAL(read)(fd, pieces[0].iov_base, pieces[0].iov_len > 0);
+}
+
+ssize_t WRAP(recvmsg)(int fd, struct msghdr *message, int flags) {
+  return strikes(FAULT_READ) && faults.error != 0 ? -1 : REAL(recvmsg)(fd, message, flags);
 }
 
 ssize_t WRAP(send)(int fd, const void *buf, size_t len, int flags) {

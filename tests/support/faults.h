@@ -16,7 +16,7 @@
  */
 enum fault_kind {
   FAULT_MEMORY = 0, /* malloc, calloc, realloc, also those of libevent and nghttp2: NULL */
-  FAULT_READ,       /* read, recv */
+  FAULT_READ,       /* read, readv, recv, recvmsg */
   FAULT_WRITE,      /* sendmsg, send, write */
   FAULT_ACCEPT,     /* accept4 */
   FAULT_SOCKET,     /* socket, connect */

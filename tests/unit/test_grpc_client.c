@@ -296,14 +296,13 @@ Test(grpc_client, C1_targets) {
                {"", -1, ""},
                {"unix:", -1, ""}};
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-    kvrelay_grpc_target target;
-    int result = kvrelay_grpc_target_parse(cases[i].text, &target);
+    kvrelay_dial_target target;
+    int result = kvrelay_dial_target_parse(cases[i].text, &target);
     cr_expect_eq(result == KVRELAY_TRANSPORT_OK, cases[i].addresses >= 0, "%s: %d", cases[i].text,
                  result);
     if (result != KVRELAY_TRANSPORT_OK)
       continue;
     cr_expect_eq(target.address_count, cases[i].addresses, "%s", cases[i].text);
-    cr_expect_eq(target.kind == KVRELAY_GRPC_TARGET_NAME, cases[i].addresses == 0);
     cr_expect_str_eq(target.authority, cases[i].authority);
   }
   kvrelay_grpc_client_config cfg = kvrelay_grpc_client_config_default();

@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 #include "support/exchange.h"
-#include "support/toy_service.h"
+#include "support/raw_pair.h"
 #include "transports/address.h"
 
 #define MS UINT64_C(1000000)
@@ -23,7 +23,7 @@
 #define CROWD 1000
 
 static struct event_base *base;
-static toy_service toy;
+static raw_toy toy;
 static kvrelay_transport *server;
 static char address[64];
 static uint64_t random_state = 1;
@@ -41,16 +41,16 @@ static unsigned random_below(unsigned bound) {
 
 static void open_server(const carrier *how, const char *bind) {
   base = event_base_new();
-  toy_service_init(&toy);
+  raw_toy_init(&toy);
   cr_assert_eq(how->open_server(base, bind, &toy.base, &server), KVRELAY_TRANSPORT_OK);
   how->address(server, address, sizeof address);
 }
 
 static void close_server(void) {
   server->close(server);
-  cr_assert_eq(toy.broken, 0);
-  cr_assert_eq(toy.opened, toy.closed);
-  toy_service_free(&toy);
+  cr_assert_eq(toy.toy.broken, 0);
+  cr_assert_eq(toy.toy.opened, toy.toy.closed);
+  toy_service_free(&toy.toy);
   event_base_free(base);
 }
 
@@ -64,16 +64,16 @@ static void run_ms(uint64_t ms) {
 static void must_serve(const carrier *how, const char *when) {
   exchange e;
   cr_assert_eq(exchange_open(&e, how, base, address), KVRELAY_TRANSPORT_OK);
-  cr_assert(exchange_run(&e, PATIENCE_NS), "%s, %s: %s", how->name, when, e.wrong);
+  cr_assert(exchange_run(&e, server, PATIENCE_NS), "%s, %s: %s", how->name, when, e.wrong);
   exchange_close(&e);
 }
 
 /* What ended leaves no call, no descriptor and no memory behind. */
 static void must_be_as_before(unsigned descriptors, size_t bytes, size_t slack) {
   const uint64_t until = kvrelay_now_ns() + PATIENCE_NS;
-  while ((toy.open_now > 0 || open_descriptors() > descriptors) && kvrelay_now_ns() < until)
+  while ((toy.toy.open_now > 0 || open_descriptors() > descriptors) && kvrelay_now_ns() < until)
     run_ms(2);
-  cr_assert_eq(toy.open_now, 0);
+  cr_assert_eq(toy.toy.open_now, 0);
   cr_assert_eq(open_descriptors(), descriptors);
   cr_assert_leq(mallinfo2().uordblks, bytes + slack, "%zu bytes more",
                 mallinfo2().uordblks - bytes);
@@ -91,7 +91,7 @@ static pid_t start_client(const carrier *how) {
   struct event_base *own = event_base_new();
   if (exchange_open(&e, how, own, address) != KVRELAY_TRANSPORT_OK)
     _exit(1);
-  while (exchange_run(&e, PATIENCE_NS))
+  while (exchange_run(&e, NULL, PATIENCE_NS))
     exchange_again(&e);
   _exit(1);
 }
@@ -141,7 +141,7 @@ static pid_t start_server(const carrier *how, const char *path) {
   if (child > 0)
     return child;
   base = event_base_new();
-  toy_service_init(&toy);
+  raw_toy_init(&toy);
   if (how->open_server(base, path, &toy.base, &server) != KVRELAY_TRANSPORT_OK)
     _exit(1);
   while (server->run_once(server, KVRELAY_TIME_NONE) >= 0)
@@ -165,7 +165,7 @@ static void kill_servers(const carrier *how) {
       (void)e.client->base.run_once(&e.client->base, MS / 4);
     }
     if (i % 10 == 0)
-      cr_assert(exchange_run(&e, PATIENCE_NS), "%s: %s", how->name, e.wrong);
+      cr_assert(exchange_run(&e, NULL, PATIENCE_NS), "%s: %s", how->name, e.wrong);
     cr_assert_str_empty(e.wrong);
     kill_child(child);
     exchange_again(&e);

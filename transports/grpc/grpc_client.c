@@ -183,7 +183,7 @@ int kvrelay_grpc_client_open(const kvrelay_grpc_client_config *cfg, kvrelay_call
   k->random = cfg->jitter_seed;
   TAILQ_INIT(&k->calls);
   TAILQ_INIT(&k->due);
-  int err = kvrelay_grpc_target_parse(cfg->target, &k->target);
+  int err = kvrelay_dial_target_parse(cfg->target, &k->target);
   if (err == KVRELAY_TRANSPORT_OK)
     err = kvrelay_grpc_loop_open(&k->loop, cfg->base, NULL, k);
   if (err != KVRELAY_TRANSPORT_OK) {

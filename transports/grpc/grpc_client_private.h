@@ -52,7 +52,7 @@ struct client {
   kvrelay_client_transport base; /* first */
   kvrelay_grpc_client_config cfg;
   kvrelay_caller *caller;
-  kvrelay_grpc_target target;
+  kvrelay_dial_target target;
   kvrelay_grpc_loop loop;
   kvrelay_grpc_link link;    /* open while state is HANDSHAKE or READY */
   kvrelay_grpc_dial dial;    /* active while state is DIALLING */

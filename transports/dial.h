@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* dial.h - from a target's text to a connected socket, beside the program. */
+#ifndef KVRELAY_DIAL_H
+#define KVRELAY_DIAL_H
+
+#include "address.h"
+
+#define KVRELAY_DIAL_MAX 8 /* addresses tried */
+
+/* Whom to connect to; a name is resolved by each dial. */
+typedef struct kvrelay_dial_target {
+  kvrelay_address address[KVRELAY_DIAL_MAX];
+  int address_count; /* 0: `host` is a name */
+  char host[256], port[8];
+  char authority[272]; /* as HTTP calls it */
+} kvrelay_dial_target;
+
+/*
+ * "host:port", "[::1]:port", "dns:///host:port", "ipv4:a:port,b:port", "ipv6:[a]:port,[b]:port",
+ * "unix:path".  KVRELAY_TRANSPORT_OK, or _ERR_ADDRESS: none of them.
+ */
+int kvrelay_dial_target_parse(const char *text, kvrelay_dial_target *out);
+
+/*
+ * Connects from a thread of its own, which resolves a name, gives each address a head start of 250
+ * ms, the families in turns, and takes the first that answers (RFC 8305).  Returns a descriptor
+ * that becomes readable when kvrelay_dial_result is due, whatever loop watches it; closing it
+ * instead calls everything off.  There is no time limit but the system's.  Below 0:
+ * KVRELAY_TRANSPORT_ERR_MEMORY, or _ERR_SYSTEM (errno).
+ */
+int kvrelay_dial_start(const kvrelay_dial_target *target);
+/*
+ * Takes the result and closes the dial.  Returns a connected, non-blocking socket, then the
+ * caller's; or KVRELAY_TRANSPORT_ERR_ADDRESS (the name does not resolve) or _ERR_CONNECT, with the
+ * reason in `text`.
+ */
+int kvrelay_dial_result(int dial, char *text, size_t cap);
+
+#endif
