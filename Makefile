@@ -71,7 +71,7 @@ CPPFLAGS_ALL = -I. -Iproto -Itransports -Itools/common -I$(BUILD)/proto -D_GNU_S
 COMPILE = $(CC) -std=c11 $(CPPFLAGS_ALL) $(CFLAGS) -MMD -MP
 LINK = $(CC) $(CFLAGS) $(LDFLAGS) -Wl,--as-needed
 
-LIBS := -lprotobuf-nanopb -lmpack -lnghttp2 -levent_core -lzmq -lcyaml -lyaml -lyajl -ljansson -lcrypto $(if $(HAVE_ZLIB),-lz) $(if $(HAVE_ZSTD),-lzstd) -lpthread -lm
+LIBS := -lprotobuf-nanopb -lmpack -lnghttp2 -levent_core -lzmq -lcyaml -lyaml -lyajl -ljansson -lssl -lcrypto $(if $(HAVE_ZLIB),-lz) $(if $(HAVE_ZSTD),-lzstd) -lpthread -lm
 TEST_LIBS := -lcriterion -ljansson -lxxhash
 
 # A unit test or benchmark may carry a line "/* make: -DX=Y -lz */" with flags of its own.
