@@ -228,7 +228,7 @@ endif
 # The short form, part of "make check": the worst of machines and the two headers that compute.
 CROSS_SHORT = $(patsubst %,$(BUILD)/cross/mips/%,$(filter test_hashfmt% test_engine_hash% test_ckf% fuzz_%,$(CROSS_UNITS)) run_vectors)
 cross-short-build: $(CROSS_SHORT)
-cross_run = scripts/run-tests --label '$(1) ' --through $(CROSS_QEMU_$(1)) --timeout 900 $(if $(TOTAL),--total $(TOTAL)) \
+cross_run = scripts/run-tests --label '$(1) ' --through $(CROSS_QEMU_$(1)) --timeout 900 --jobs $(shell nproc) $(if $(TOTAL),--total $(TOTAL)) \
   --vectors '$(CROSS_JSON)' $(2)
 
 cross-short: cross-short-build ## tests of hashfmt.h and ckf.h on an emulated big-endian 32-bit machine

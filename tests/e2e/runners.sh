@@ -54,6 +54,12 @@ program 'echo "ok - one"; echo "not ok - two"'
 expect 'not ok counts' 1 '^1 passed, 1 failed$' scripts/run-tests "$work/program"
 program 'echo "ok - one"; exit 3'
 expect 'bad status counts' 1 '^1 passed, 1 failed$' scripts/run-tests "$work/program"
+program 'sleep 0.1; echo "ok - one"'
+cp "$work/program" "$work/other"
+expect 'programs at once are all counted' 0 '^2 passed, 0 failed$' scripts/run-tests --jobs 2 "$work/program" "$work/other"
+program 'echo said; exit 3'
+expect 'a gate that fails is shown' 0 '^said$' scripts/gate "$work/total" name "$work/program"
+expect 'and counted' 0 '^0 1$' cat "$work/total"
 program 'exit 0'
 expect 'silence counts' 1 '^0 passed, 1 failed$' scripts/run-tests "$work/program"
 program 'echo "[====] Synthesis: Tested: 3 | Passing: 1 | Failing: 0 | Crashing: 2"; exit 1'
