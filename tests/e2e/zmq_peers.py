@@ -173,7 +173,7 @@ def no_engines():
     closing.close()
     for s in (plain, curve, zap):
         s.close(0)
-    context.destroy(0)
+    context.term()  # ends the judge's thread, whose socket nobody else may close
 
 
 def garbage():
