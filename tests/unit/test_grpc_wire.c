@@ -177,21 +177,72 @@ Test(grpc_wire, S8_too_large_from_the_prefix_alone) {
   finish();
 }
 
+/* A whole answer of HTTP/1.1 kind: what it is, and what is wrong in words. */
+static void expect_http_error(uint32_t stream, const char *status, const char *words) {
+  raw_frame f = frame_of(RAW_HEADERS);
+  cr_expect_eq(f.stream, stream);
+  cr_expect(has(&f, status), "%s", f.headers);
+  cr_expect_not(has(&f, "grpc-"), "%s", f.headers);
+  f = frame_of(RAW_DATA);
+  cr_expect(f.flags & NGHTTP2_FLAG_END_STREAM);
+  cr_expect(memmem(f.payload, f.len, words, strlen(words)) != NULL, "%.*s", (int)f.len,
+            (const char *)f.payload);
+}
+
+#define FORM(METHOD) ":method: " METHOD "\n:scheme: http\n:path: " TOY "Echo\n:authority: x\n"
+
+Test(grpc_wire, S2_requests_of_http) {
+  static const struct {
+    const char *headers, *status, *words;
+  } cases[] = {
+      {FORM("POST"), ":status: 415\n", "application/grpc"},
+      {FORM("POST") "content-type: application/json\n", ":status: 415\n", "application/grpc"},
+      {FORM("POST") "content-type: application/grpc-web\n", ":status: 415\n", "application/grpc"},
+      {FORM("GET"), ":status: 405\n", "POST"},
+      {FORM("post") "content-type: application/grpc\n", ":status: 405\n", "POST"},
+  };
+  uint32_t stream = 1;
+  start_greeted();
+  for (uint32_t i = 0; i < sizeof cases / sizeof *cases; i++, stream += 4) {
+    raw_frame f;
+    raw_send_headers(&raw, NGHTTP2_FLAG_END_STREAM, stream, cases[i].headers);
+    expect_http_error(stream, cases[i].status, cases[i].words);
+    /* Its sender may be slow. */
+    raw_send_headers(&raw, 0, stream + 2, cases[i].headers);
+    cr_expect_not(next_frame(&raw, &f, 10));
+    raw_send_frame(&raw, RAW_DATA, NGHTTP2_FLAG_END_STREAM, stream + 2, "{}", 2);
+    expect_http_error(stream + 2, cases[i].status, cases[i].words);
+  }
+  raw_send_headers(&raw, NGHTTP2_FLAG_END_STREAM, stream, FORM("HEAD"));
+  raw_frame f = frame_of(RAW_HEADERS);
+  cr_expect(has(&f, ":status: 405\n") && (f.flags & NGHTTP2_FLAG_END_STREAM), "no body");
+  cr_expect_eq(toy.opened, 0);
+  finish();
+}
+
+Test(grpc_wire, S2_S115_a_request_of_http_that_never_ends) {
+  kvrelay_grpc_server_config cfg = config();
+  cfg.handshake_timeout_ns = 50 * MS;
+  start(&cfg);
+  raw_greet(&raw);
+  raw_send_headers(&raw, 0, 1, FORM("GET"));
+  expect_http_error(1, ":status: 405\n", "POST");
+  cr_expect_arr_eq(frame_of(RAW_RST_STREAM).payload, "\0\0\0\0", 4);
+  expect_serving();
+  finish();
+}
+
 Test(grpc_wire, S2_S71_S4_what_headers_may_say) {
-#define POST ":method: POST\n:scheme: http\n:path: " TOY "Echo\n:authority: x\n"
   static const struct {
     const char *headers, *answer;
   } cases[] = {
-      {POST, ":status: 415\n"},
-      {POST "content-type: application/json\n", ":status: 415\n"},
-      {POST "content-type: application/grpc-web\n", ":status: 415\n"},
-      {":method: GET\n:scheme: http\n:path: " TOY "Echo\n:authority: x\n", ":status: 405\n"},
-      {POST "content-type: application/grpc+json\n", "grpc-status: 12\n"},
-      {POST "content-type: application/grpc\ngrpc-encoding: snappy\n", "grpc-status: 12\n"},
-      {POST "content-type: application/grpc\ngrpc-encoding: snappy\n",
+      {FORM("POST") "content-type: application/grpc+json\n", "grpc-status: 12\n"},
+      {FORM("POST") "content-type: application/grpc\ngrpc-encoding: snappy\n", "grpc-status: 12\n"},
+      {FORM("POST") "content-type: application/grpc\ngrpc-encoding: snappy\n",
        "grpc-accept-encoding: identity"},
-      {POST "content-type: application/grpc\ngrpc-timeout: 5x\n", "grpc-status: 13\n"},
-      {POST "content-type: application/grpc\ngrpc-timeout: 123456789S\n", "grpc-status: 13\n"},
+      {FORM("POST") "content-type: application/grpc\ngrpc-timeout: 5x\n", "grpc-status: 13\n"},
+      {FORM("POST") "content-type: application/grpc\ngrpc-timeout: 123456789S\n",
+       "grpc-status: 13\n"},
   };
   start_greeted();
   for (uint32_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -199,8 +250,6 @@ Test(grpc_wire, S2_S71_S4_what_headers_may_say) {
     raw_frame f = frame_of(RAW_HEADERS);
     cr_expect(f.flags & NGHTTP2_FLAG_END_STREAM);
     cr_expect(has(&f, cases[i].answer), "%s answered with %s", cases[i].headers, f.headers);
-    if (strncmp(cases[i].answer, ":status", 7) == 0)
-      cr_expect_not(has(&f, "grpc-status"));
   }
   cr_expect_eq(toy.opened, 0);
   finish();
@@ -233,8 +282,7 @@ Test(grpc_wire, S10_large_headers) {
   cr_assert_gt(len, 16384);
   raw_send_frame(&raw, RAW_HEADERS, NGHTTP2_FLAG_END_STREAM, 3, block, 16384);
   raw_send_frame(&raw, RAW_CONTINUATION, NGHTTP2_FLAG_END_HEADERS, 3, block + 16384, len - 16384);
-  raw_frame f = frame_of(RAW_HEADERS);
-  cr_expect(has(&f, ":status: 431\n"), "%s", f.headers);
+  expect_http_error(3, ":status: 431\n", "16 KiB");
   expect_serving();
   free(lines);
   finish();
@@ -624,9 +672,65 @@ Test(grpc_wire, malformed_frames_end_one_connection_only) {
   finish();
 }
 
+/* A GOAWAY with this code, then the end of the connection. */
+static void expect_goaway(uint32_t code) {
+  raw_frame f = frame_of(RAW_GOAWAY);
+  cr_expect_eq(f.payload[7], code);
+  cr_expect_not(next_frame(&raw, &f, 2000));
+  cr_expect(raw.eof);
+}
+
+Test(grpc_wire, more_of_a_request_after_its_end) {
+  for (int how = 0; how < 6; how++) {
+    start_greeted();
+    raw_send_request(&raw, 1, TOY "Echo", "", "x", 1);
+    expect_answer(&raw, 1, "x", 1);
+    raw_send_headers(&raw, 0, 3, HEAD);
+    raw_send_frame(&raw, RAW_RST_STREAM, 0, 3, "\0\0\0\10", 4);
+    if (how % 2 == 0)
+      raw_send_frame(&raw, RAW_DATA, NGHTTP2_FLAG_END_STREAM, how < 3 ? 1 : 3, "\0\0\0\0\0", 5);
+    else
+      raw_send_headers(&raw, NGHTTP2_FLAG_END_STREAM, how < 3 ? 1 : 3, HEAD);
+    expect_goaway(NGHTTP2_STREAM_CLOSED);
+    finish();
+  }
+}
+
+Test(grpc_wire, S24_more_of_a_request_crosses_our_reset) {
+  start_greeted();
+  raw_send_headers(&raw, 0, 1, HEAD);
+  raw_send_frame(&raw, RAW_DATA, 0, 1, "\1\0\0\0\0", 5);
+  only_trailers("grpc-status: 13\n");
+  frame_of(RAW_RST_STREAM);
+  raw_send_frame(&raw, RAW_DATA, 0, 1, "more", 4);
+  raw_send_headers(&raw, NGHTTP2_FLAG_END_STREAM, 1, "trailer: x\n");
+  raw_send_request(&raw, 3, TOY "Echo", "", "next", 4);
+  expect_answer(&raw, 3, "next", 4);
+  finish();
+}
+
+Test(grpc_wire, a_client_that_says_goodbye_is_no_error) {
+  static const char *const last_streams[] = {"\x7f\xff\xff\xff\0\0\0\0", "\0\0\0\1\0\0\0\0",
+                                             "\0\0\0\0\0\0\0\0"};
+  for (size_t i = 0; i < sizeof last_streams / sizeof *last_streams; i++) {
+    raw_frame f;
+    start_greeted();
+    raw_send_request(&raw, 1, TOY "Echo", "", "x", 1);
+    expect_answer(&raw, 1, "x", 1);
+    raw_send_frame(&raw, RAW_GOAWAY, 0, 0, last_streams[i], 8);
+    while (next_frame(&raw, &f, 100))
+      cr_expect_eq(f.type, RAW_GOAWAY);
+    raw_close(&raw);
+    settle();
+    cr_expect_eq(kvrelay_grpc_server_connections(server), 0);
+    cr_expect(strstr(logged, "3 connection_") == NULL, "%s", logged);
+    finish();
+  }
+}
+
 Test(grpc_wire, S110_S112_S114_floods_are_ended) {
-  static const char *const names[] = {"resets", "settings", "empty data", "window updates",
-                                      "priorities"};
+  static const char *const names[] = {"resets",         "settings",   "empty data",
+                                      "window updates", "priorities", "data of no stream"};
   start_greeted();
   for (size_t kind = 0; kind < sizeof names / sizeof *names; kind++) {
     raw_http2 odd;
@@ -645,6 +749,10 @@ Test(grpc_wire, S110_S112_S114_floods_are_ended) {
         raw_send_frame(&odd, RAW_DATA, 0, 1, NULL, 0);
       } else if (kind == 3) {
         raw_send_frame(&odd, RAW_WINDOW_UPDATE, 0, 0, "\0\0\0\1", 4);
+      } else if (kind == 5) {
+        if (i == 0)
+          raw_send_frame(&odd, RAW_DATA, 0, 1, "\1\0\0\0\0", 5); /* refused and reset */
+        raw_send_frame(&odd, RAW_DATA, 0, 1, NULL, 0);
       } else {
         raw_send_frame(&odd, RAW_PRIORITY, 0, 1, "\0\0\0\0\1", 5);
       }

@@ -54,11 +54,10 @@ static void add_status(header_block *b, const kvrelay_status *status) {
     add_header(b, "kv-relay-error-reason", reason, strlen(reason));
 }
 
-static void begin_response(header_block *b, const char *http_status) {
+static void begin_response(header_block *b, const char *http_status, const char *content_type) {
   b->len = 0;
   add_header(b, ":status", http_status, 3);
-  if (strcmp(http_status, "200") == 0)
-    add_header(b, "content-type", "application/grpc", 16);
+  add_header(b, "content-type", content_type, strlen(content_type));
 }
 
 /* ---- calls ---- */
@@ -100,15 +99,12 @@ void kvrelay_grpc_call_free(server_call *c) {
   free(c);
 }
 
-/* One header block that answers everything: HTTP errors, and gRPC errors before the first message.
- */
-static void send_only_trailers(server_call *c, const char *http_status) {
+/* One header block that answers everything: errors before the first message. */
+static void send_only_trailers(server_call *c) {
   header_block b;
-  begin_response(&b, http_status);
-  if (strcmp(http_status, "200") == 0) {
-    add_status(&b, &c->status);
-    add_metadata(&b, &c->trailing);
-  }
+  begin_response(&b, "200", "application/grpc");
+  add_status(&b, &c->status);
+  add_metadata(&b, &c->trailing);
   if (c->bad_encoding)
     add_header(&b, "grpc-accept-encoding", kvrelay_grpc_encodings(),
                strlen(kvrelay_grpc_encodings()));
@@ -144,7 +140,7 @@ static void call_end(server_call *c, const kvrelay_status *status) {
   else if (c->initial.entries_ > 0)
     send_headers(c); /* what belongs before messages does not go among the trailers */
   else
-    send_only_trailers(c, "200");
+    send_only_trailers(c);
 }
 
 static void call_fail(server_call *c, int32_t grpc, const char *text) {
@@ -153,9 +149,31 @@ static void call_fail(server_call *c, int32_t grpc, const char *text) {
   call_end(c, &status);
 }
 
-static void call_fail_http(server_call *c, const char *http_status) {
-  c->ended = true;
-  send_only_trailers(c, http_status);
+/* ---- who does not speak gRPC ---- */
+
+static ssize_t on_read_explanation(nghttp2_session *session, int32_t stream, uint8_t *buf,
+                                   size_t length, uint32_t *flags, nghttp2_data_source *source,
+                                   void *user_data) {
+  server_call *c = source->ptr;
+  size_t left = strlen(c->explanation), n = left < length ? left : length;
+  (void)session;
+  (void)stream;
+  (void)user_data;
+  memcpy(buf, c->explanation, n);
+  c->explanation += n;
+  if (n == left)
+    *flags |= NGHTTP2_DATA_FLAG_EOF;
+  return (ssize_t)n;
+}
+
+/* Answers in HTTP once the request has ended, as its sender expects, or took its time. */
+static void send_http_error(server_call *c) {
+  header_block b;
+  nghttp2_data_provider provider = {.source = {.ptr = c}, .read_callback = on_read_explanation};
+  begin_response(&b, c->http_status, "text/plain");
+  c->http_status = NULL;
+  submitted(c, nghttp2_submit_response(session_of(c), c->stream, b.nv, b.len,
+                                       c->explanation != NULL ? &provider : NULL));
 }
 
 /* Takes a message over, in the form in which it is sent. */
@@ -227,7 +245,7 @@ static int on_send_data(nghttp2_session *session, nghttp2_frame *frame, const ui
 static void send_headers(server_call *c) {
   header_block b;
   nghttp2_data_provider provider = {.source = {.ptr = c}, .read_callback = on_read_data};
-  begin_response(&b, "200");
+  begin_response(&b, "200", "application/grpc");
   if (c->encoding != KVRELAY_GRPC_IDENTITY) {
     const char *name = kvrelay_grpc_encoding_name(c->encoding);
     add_header(&b, "grpc-encoding", name, strlen(name));
@@ -273,7 +291,9 @@ static void on_call_deadline(void *call) {
   server_call *c = call;
   connection *conn = c->conn;
   conn->server->loop.turns++;
-  if (c->headers_sent && !c->deferred) {
+  if (c->http_status != NULL) {
+    send_http_error(c);
+  } else if (c->headers_sent && !c->deferred) {
     /* Part of a message may be out, and perhaps it never moves on: only a reset ends that. */
     c->ended = true;
     call_release(c);
@@ -295,16 +315,24 @@ static void call_set_deadline(server_call *c) {
     call_fail(c, KVRELAY_GRPC_RESOURCE_EXHAUSTED, "no memory for a deadline");
 }
 
+static void call_fail_http(server_call *c, const char *http_status, const char *explanation) {
+  c->ended = true;
+  c->http_status = http_status;
+  c->explanation = c->method == METHOD_HEAD ? NULL : explanation;
+  c->timeout_ns = c->conn->server->cfg.handshake_timeout_ns;
+  call_set_deadline(c);
+}
+
 /* All headers of a request are there. */
 void kvrelay_grpc_call_begin(server_call *c) {
   server *s = c->conn->server;
   kvrelay_status status;
   if (c->header_bytes > MAX_HEADER_LIST_BYTES) {
-    call_fail_http(c, "431");
-  } else if (!c->post) {
-    call_fail_http(c, "405");
+    call_fail_http(c, "431", "headers above 16 KiB\n");
+  } else if (c->method != METHOD_POST) {
+    call_fail_http(c, "405", "gRPC is spoken here: POST\n");
   } else if (c->content == KVRELAY_GRPC_CONTENT_FOREIGN) {
-    call_fail_http(c, "415");
+    call_fail_http(c, "415", "gRPC is spoken here: content-type application/grpc\n");
   } else if (c->content == KVRELAY_GRPC_CONTENT_OTHER) {
     call_fail(c, KVRELAY_GRPC_UNIMPLEMENTED,
               "only application/grpc and application/grpc+proto are spoken here");
@@ -341,6 +369,8 @@ static void call_told(server_call *c, int err, const kvrelay_status *status) {
 void kvrelay_grpc_call_half_close(server_call *c) {
   server *s = c->conn->server;
   kvrelay_status status;
+  if (c->http_status != NULL)
+    send_http_error(c);
   if (!c->accepted)
     return;
   if (!kvrelay_grpc_inbox_empty(&c->inbox))
@@ -426,7 +456,7 @@ static int on_header(nghttp2_session *session, const nghttp2_frame *frame, nghtt
     nghttp2_rcbuf_incref(value_);
     c->path = value_;
   } else if (is(name, ":method")) {
-    c->post = is(value, "POST");
+    c->method = is(value, "POST") ? METHOD_POST : is(value, "HEAD") ? METHOD_HEAD : METHOD_OTHER;
   } else if (is(name, "content-type")) {
     c->content = (uint8_t)kvrelay_grpc_content_type(value.base, value.len);
   } else if (is(name, "grpc-timeout")) {

@@ -109,7 +109,7 @@ static void on_gone(kvrelay_grpc_link *link) {
 }
 
 /* A server's first frame is SETTINGS; anything else is worth a plain word. */
-static bool on_received(kvrelay_grpc_link *link, const uint8_t *bytes, size_t len) {
+static size_t on_received(kvrelay_grpc_link *link, const uint8_t *bytes, size_t len) {
   static const char http1[] = "HTTP/";
   client *k = client_of_link(link);
   for (size_t i = 0; i < len && k->first_len < 4; i++, k->first_len++) {
@@ -124,9 +124,9 @@ static bool on_received(kvrelay_grpc_link *link, const uint8_t *bytes, size_t le
              memcmp(bytes + i, http1, sizeof http1 - 1) == 0)
       what = "the server answers HTTP/1.1";
     kvrelay_grpc_link_fail(link, KVRELAY_TRANSPORT_ERR_PROTOCOL, what);
-    return false;
+    return 0;
   }
-  return true;
+  return len;
 }
 
 static uint64_t on_deadline_ns(const kvrelay_grpc_link *link) {

@@ -17,6 +17,7 @@
 static const uint8_t keepalive_ping[8] = "kvrelay";
 static const uint8_t drain_ping[8] = "kvdrain";
 static const char preface[] = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+#define PREFACE_LEN (sizeof preface - 1)
 
 /* ---- what nghttp2 tells ---- */
 
@@ -28,16 +29,6 @@ static void calm_down(connection *conn, const char *debug) {
                               nghttp2_submit_goaway(conn->link.session, NGHTTP2_FLAG_NONE, last,
                                                     NGHTTP2_ENHANCE_YOUR_CALM,
                                                     (const uint8_t *)debug, strlen(debug)));
-}
-
-static int on_begin_frame(nghttp2_session *session, const nghttp2_frame_hd *head, void *conn_) {
-  connection *conn = conn_;
-  (void)session;
-  if (head->type == NGHTTP2_HEADERS || (head->type == NGHTTP2_DATA && head->length > 0))
-    conn->idle_frames = 0;
-  else if (++conn->idle_frames == MAX_IDLE_FRAMES)
-    calm_down(conn, "too_many_frames");
-  return 0;
 }
 
 static void drain_final(connection *conn) {
@@ -91,12 +82,27 @@ static int on_frame(nghttp2_session *session, const nghttp2_frame *frame, void *
   return 0;
 }
 
+/*
+ * Clients that close name a stream in their GOAWAY that is none of ours (grpc-go 2^31 - 1, others
+ * their own last one); nghttp2 takes that for an error.  It is an end like any other.
+ */
+static int on_invalid_frame(nghttp2_session *session, const nghttp2_frame *frame, int error_code,
+                            void *conn_) {
+  connection *conn = conn_;
+  (void)session;
+  (void)error_code;
+  conn->peer_left =
+      frame->hd.type == NGHTTP2_GOAWAY && frame->goaway.error_code == NGHTTP2_NO_ERROR;
+  return 0;
+}
+
 static int on_frame_sent(nghttp2_session *session, const nghttp2_frame *frame, void *conn_) {
   connection *conn = conn_;
   if (frame->hd.type == NGHTTP2_GOAWAY) {
     if (frame->goaway.error_code != NGHTTP2_NO_ERROR) {
-      kvrelay_grpc_server_say(conn->server, KVRELAY_GRPC_LOG_WARN, "connection_error", conn,
-                              nghttp2_http2_strerror(frame->goaway.error_code));
+      if (!conn->peer_left)
+        kvrelay_grpc_server_say(conn->server, KVRELAY_GRPC_LOG_WARN, "connection_error", conn,
+                                nghttp2_http2_strerror(frame->goaway.error_code));
       conn->link.closing = true;
     } else if (conn->drain == DRAIN_NOTICE) {
       /* Only now: a PING overtakes what waits, and its answer has to prove that the notice arrived.
@@ -105,13 +111,15 @@ static int on_frame_sent(nghttp2_session *session, const nghttp2_frame *frame, v
     }
     return 0;
   }
+  if (frame->hd.type == NGHTTP2_RST_STREAM && frame->hd.stream_id > conn->reset_stream)
+    conn->reset_stream = frame->hd.stream_id;
   if (frame->hd.type != NGHTTP2_HEADERS && frame->hd.type != NGHTTP2_DATA)
     return 0;
   conn->ping_strikes = 0;
   conn->peer_ping_ns = 0;
   conn->idle_frames = 0;
-  bool last = frame->hd.type == NGHTTP2_HEADERS && (frame->hd.flags & NGHTTP2_FLAG_END_STREAM);
-  if (last && nghttp2_session_get_stream_remote_close(session, frame->hd.stream_id) == 0)
+  if ((frame->hd.flags & NGHTTP2_FLAG_END_STREAM) &&
+      nghttp2_session_get_stream_remote_close(session, frame->hd.stream_id) == 0)
     return nghttp2_submit_rst_stream(session, NGHTTP2_FLAG_NONE, frame->hd.stream_id,
                                      NGHTTP2_NO_ERROR);
   return 0;
@@ -135,9 +143,9 @@ static int on_stream_close(nghttp2_session *session, int32_t stream, uint32_t er
 int kvrelay_grpc_connection_callbacks(server *s) {
   if (nghttp2_session_callbacks_new(&s->callbacks) != 0 || nghttp2_option_new(&s->option) != 0)
     return KVRELAY_TRANSPORT_ERR_MEMORY;
-  nghttp2_session_callbacks_set_on_begin_frame_callback(s->callbacks, on_begin_frame);
   kvrelay_grpc_call_callbacks(s->callbacks);
   nghttp2_session_callbacks_set_on_frame_recv_callback(s->callbacks, on_frame);
+  nghttp2_session_callbacks_set_on_invalid_frame_recv_callback(s->callbacks, on_invalid_frame);
   nghttp2_session_callbacks_set_on_frame_send_callback(s->callbacks, on_frame_sent);
   nghttp2_session_callbacks_set_on_stream_close_callback(s->callbacks, on_stream_close);
   nghttp2_session_callbacks_set_data_source_read_length_callback(s->callbacks,
@@ -192,24 +200,71 @@ static const char *likely_mistake(const uint8_t *bytes, size_t len) {
   return "not HTTP/2";
 }
 
-static bool on_received(kvrelay_grpc_link *link, const uint8_t *bytes, size_t len) {
+/* The preface, or what there is of it; 0: this is none. */
+static size_t take_preface(connection *conn, const uint8_t *bytes, size_t len) {
+  size_t left = PREFACE_LEN - conn->preface_len, n = len < left ? len : left;
+  if (memcmp(bytes, preface + conn->preface_len, n) != 0) {
+    kvrelay_grpc_link_fail(&conn->link, KVRELAY_TRANSPORT_ERR_PROTOCOL,
+                           conn->preface_len == 0 ? likely_mistake(bytes, len) : "not HTTP/2");
+    return 0;
+  }
+  conn->preface_len = (uint8_t)(conn->preface_len + n);
+  return n;
+}
+
+/*
+ * Looks at a frame before nghttp2 does, which passes over some without a word: more of a stream
+ * whose end its sender has sent itself, above all.  What crosses a reset of ours is no error.
+ */
+static void look_at_frame(connection *conn, const nghttp2_frame_hd *head) {
+  nghttp2_session *session = conn->link.session;
+  bool of_request = head->type == NGHTTP2_HEADERS || head->type == NGHTTP2_DATA;
+  if (of_request && (head->stream_id & 1) != 0 && head->stream_id > conn->reset_stream &&
+      head->stream_id <= nghttp2_session_get_last_proc_stream_id(session) &&
+      nghttp2_session_find_stream(session, head->stream_id) == NULL)
+    kvrelay_grpc_link_submitted(&conn->link,
+                                nghttp2_session_terminate_session(session, NGHTTP2_STREAM_CLOSED));
+  if (head->type == NGHTTP2_HEADERS || (head->type == NGHTTP2_DATA && head->length > 0))
+    conn->idle_frames = 0;
+  else if (++conn->idle_frames == MAX_IDLE_FRAMES)
+    calm_down(conn, "too_many_frames");
+}
+
+static uint32_t big_endian(const uint8_t *p, size_t len) {
+  uint32_t value = 0;
+  for (size_t i = 0; i < len; i++)
+    value = value << 8 | p[i];
+  return value;
+}
+
+/* Up to the end of a frame, so that nghttp2 knows of all before when the next one is looked at. */
+static size_t on_received(kvrelay_grpc_link *link, const uint8_t *bytes, size_t len) {
   connection *conn = connection_of(link);
-  size_t left = sizeof preface - 1 - conn->preface_len;
+  size_t n = 0;
   if (nghttp2_session_get_outbound_queue_size(link->session) >
       MAX_QUEUED_FRAMES + conn->server->cfg.max_concurrent_streams) {
     kvrelay_grpc_link_fail(link, KVRELAY_TRANSPORT_ERR_LIMIT, "asks without reading the answers");
-    return false;
+    return 0;
   }
-  if (left == 0)
-    return true;
-  size_t n = len < left ? len : left;
-  if (memcmp(bytes, preface + conn->preface_len, n) != 0) {
-    kvrelay_grpc_link_fail(link, KVRELAY_TRANSPORT_ERR_PROTOCOL,
-                           conn->preface_len == 0 ? likely_mistake(bytes, len) : "not HTTP/2");
-    return false;
+  if (conn->preface_len < PREFACE_LEN)
+    return take_preface(conn, bytes, len);
+  while (conn->frame_left == 0 && n < len) {
+    conn->head[conn->head_len++] = bytes[n++];
+    if (conn->head_len < sizeof conn->head)
+      continue;
+    conn->head_len = 0;
+    conn->frame_left = big_endian(conn->head, 3);
+    look_at_frame(conn, &(nghttp2_frame_hd){
+                            .length = conn->frame_left,
+                            .stream_id = (int32_t)(big_endian(conn->head + 5, 4) & INT32_MAX),
+                            .type = conn->head[3],
+                        });
+    if (conn->frame_left == 0)
+      return n;
   }
-  conn->preface_len = (uint8_t)(conn->preface_len + n);
-  return true;
+  size_t payload = len - n < conn->frame_left ? len - n : conn->frame_left;
+  conn->frame_left -= (uint32_t)payload;
+  return n + payload;
 }
 
 static uint64_t on_deadline_ns(const kvrelay_grpc_link *link) {
@@ -246,7 +301,7 @@ static void on_tick(kvrelay_grpc_link *link, uint64_t now) {
   connection *conn = connection_of(link);
   const kvrelay_grpc_server_config *cfg = &conn->server->cfg;
   if (!conn->saw_call && now >= later_by(conn->opened_ns, cfg->handshake_timeout_ns)) {
-    if (conn->preface_len < sizeof preface - 1) {
+    if (conn->preface_len < PREFACE_LEN) {
       kvrelay_grpc_link_fail(link, KVRELAY_TRANSPORT_ERR_PROTOCOL, "no HTTP/2 preface in time");
       return;
     }

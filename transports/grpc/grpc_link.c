@@ -256,14 +256,19 @@ void kvrelay_grpc_link_kick(kvrelay_grpc_link *link) {
 /* ---- link: input ---- */
 
 static void link_feed(kvrelay_grpc_link *link, const uint8_t *bytes, size_t len) {
-  if (link->events->received != NULL && !link->events->received(link, bytes, len))
-    return;
-  ssize_t used = nghttp2_session_mem_recv(link->session, bytes, len);
-  if (used < 0)
-    kvrelay_grpc_link_fail(link,
-                           used == NGHTTP2_ERR_NOMEM ? KVRELAY_TRANSPORT_ERR_MEMORY
-                                                     : KVRELAY_TRANSPORT_ERR_PROTOCOL,
-                           nghttp2_strerror((int)used));
+  while (len > 0 && link->err == 0) {
+    size_t n = link->events->received(link, bytes, len);
+    if (n == 0)
+      return;
+    ssize_t used = nghttp2_session_mem_recv(link->session, bytes, n);
+    if (used < 0)
+      kvrelay_grpc_link_fail(link,
+                             used == NGHTTP2_ERR_NOMEM ? KVRELAY_TRANSPORT_ERR_MEMORY
+                                                       : KVRELAY_TRANSPORT_ERR_PROTOCOL,
+                             nghttp2_strerror((int)used));
+    bytes += n;
+    len -= n;
+  }
 }
 
 static void on_readable(evutil_socket_t fd, short what, void *link_) {

@@ -44,9 +44,9 @@ void kvrelay_grpc_loop_kick(kvrelay_grpc_loop *loop);
 
 /* What a link tells its owner. */
 typedef struct kvrelay_grpc_link_events {
-  /* Everything received before it goes to nghttp2; false: the link is failed already.  May be NULL.
-   */
-  bool (*received)(kvrelay_grpc_link *link, const uint8_t *bytes, size_t len);
+  /* Everything received, before it goes to nghttp2.  Returns how many of these bytes (len > 0) it
+   * gets before this is called for the rest; 0: the link is failed already. */
+  size_t (*received)(kvrelay_grpc_link *link, const uint8_t *bytes, size_t len);
   /* Monotonic time of the next `tick`; KVRELAY_TIME_NONE: none. */
   uint64_t (*deadline_ns)(const kvrelay_grpc_link *link);
   void (*tick)(kvrelay_grpc_link *link, uint64_t now_ns);

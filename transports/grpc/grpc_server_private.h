@@ -19,6 +19,8 @@ typedef struct server_call server_call;
 TAILQ_HEAD(call_list, server_call);
 TAILQ_HEAD(connection_list, connection);
 
+enum request_method { METHOD_OTHER = 0, METHOD_POST, METHOD_HEAD };
+
 struct server_call {
   kvrelay_call base;
   connection *conn;
@@ -32,12 +34,15 @@ struct server_call {
   kvrelay_timer deadline;
   uint64_t timeout_ns; /* as asked for */
   size_t header_bytes;
-  int metadata_err;      /* why the request's metadata is not whole */
-  kvrelay_status status; /* valid once ended */
+  int metadata_err;        /* why the request's metadata is not whole */
+  kvrelay_status status;   /* valid once ended */
+  const char *http_status; /* not NULL: to be answered so when the request has ended */
+  const char *explanation; /* what is left to say with it; NULL: no body */
   int32_t stream;
   uint8_t content;  /* enum kvrelay_grpc_content */
   uint8_t encoding; /* of messages to send, enum kvrelay_grpc_encoding */
-  bool post, bad_timeout;
+  uint8_t method;   /* enum request_method */
+  bool bad_timeout;
   bool bad_encoding; /* of the request */
   bool plain;        /* the service wants no compression now */
   bool accepted;     /* the service knows it and has not been told of its end */
@@ -56,16 +61,21 @@ struct connection {
   struct call_list calls;
   uint32_t calls_count;
   uint32_t idle_frames;
+  uint32_t frame_left;  /* of the payload that is coming in */
+  int32_t reset_stream; /* the highest that we reset; 0: none */
   uint64_t opened_ns, idle_since_ns;
   uint64_t ping_at_ns;   /* next keepalive PING, or when its answer is overdue */
   uint64_t peer_ping_ns; /* last PING of the peer since we sent something; 0: none */
   uint64_t drain_ping_ns, drain_until_ns, expires_ns;
   kvrelay_address peer;
+  uint8_t head[9]; /* of the frame that is coming in */
+  uint8_t head_len;
   uint8_t preface_len; /* bytes of the preface that came */
   uint8_t ping_strikes;
   uint8_t drain; /* enum drain_state */
   bool ping_open;
   bool saw_call;
+  bool peer_left; /* it said GOAWAY, in order */
 };
 
 struct server {
