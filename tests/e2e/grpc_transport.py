@@ -194,7 +194,7 @@ def other_clients(server):
         done = subprocess.run([*curl, url], capture_output=True, timeout=30, check=False)
         check("curl", done.stdout == b"\0\0\0\0\x05hello" and b"grpc-status: 0" in done.stderr, done)
         done = subprocess.run(["curl", "-s", "-o", "-", "-w", "%{http_code}", "--http2-prior-knowledge", url], capture_output=True, timeout=30, check=False)
-        check("curl without gRPC gets an HTTP status", done.stdout == b"405", done)
+        check("curl without gRPC gets an HTTP status, and why", done.stdout == b"gRPC is spoken here: POST\n405", done)
         done = subprocess.run(["curl", "-s", "--http1.1", "-m", "5", url], capture_output=True, timeout=30, check=False)
         check("curl with HTTP/1.1 is cut off", done.returncode in (1, 52, 56), done)  # the bytes before the end are SETTINGS
         load = ["h2load", "-n", "5000", "-c", "5", "-m", "50", "-H", "content-type: application/grpc", "-d", body.name, url]
