@@ -343,9 +343,41 @@ def our_relay():
         check("our relay passes every scenario", code == 0 and out.endswith("16 passed, 0 failed, 0 not applicable\n"), (code, out, err))
 
 
+def our_relay_over_raw_frames():
+    with Daemon(pool_yaml(EVENTS).replace("  bind: ", "  raw_bind: ")) as daemon:
+        target = f"raw://{daemon.address}"
+        check("B: relay.raw_bind alone is a listener", "transport=raw" in "".join(daemon.lines) and "no_listener" not in "".join(daemon.lines), daemon.lines)
+        code, out, err = kvrelay("conform", target)
+        check("B: our relay passes every scenario over raw frames", code == 0 and out.endswith("16 passed, 0 failed, 0 not applicable\n"), (code, out, err))
+        for command in (["info"], ["catalog"], ["watch", "--count", "1"]):
+            code, out, err = kvrelay(command[0], target, *command[1:], "--json")
+            check(f"B: {command[0]} over raw frames", code == 0 and isinstance(json.loads(out), dict), (code, out, err))
+        code, out, err = kvrelay("query", target, "--model", "llama", "--token-ids", "1-320")
+        check("B: query over raw frames", code in (0, 1) and "llama" in out + err, (code, out, err))
+        host, port = daemon.address.split(":")
+        idle = socket.create_connection((host, int(port)))
+        watching = subprocess.Popen([os.path.join(BIN, "kvrelay"), "watch", target, "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        watching.stdout.readline()
+        began = time.monotonic()
+        code = daemon.stop()
+        took = time.monotonic() - began
+        watching.kill()
+        watching.communicate()
+        errors = [line for line in daemon.lines if re.search(r"level=(error|warn)", line)]
+        check("B11: streams and an idle connection do not hold up the stop", code == 0 and took < 5 and not errors, (code, took, errors))
+        idle.close()
+    with Daemon(pool_yaml(EVENTS), "--raw-bind", "127.0.0.1:0") as daemon:
+        raw = daemon.wait_for(r"transport=raw address=(\S+)").group(1)
+        check("B: gRPC and raw frames beside each other", [kvrelay("info", one)[0] for one in (daemon.address, f"raw://{raw}")] == [0, 0])
+        code, _, err = kvrelay("info", f"raw://{daemon.address}", "--timeout", "3")
+        check("B: raw frames on a gRPC port: 69, and what it is", code == 69 and "raw transport" in err, (code, err))
+        check("B: gRPC on a port of raw frames: 69", kvrelay("info", raw, "--timeout", "3")[0] == 69)
+
+
 def main():
     stops()
     our_relay()
+    our_relay_over_raw_frames()
     broken_relays()
     missing_heartbeats()
     bad_catalogs()

@@ -196,7 +196,7 @@ Test(tcp, unary) {
   cr_expect_eq(caller.call[2].messages, 1);
   cr_expect_eq(caller.call[2].bytes, 0);
   cr_expect_str_eq(caller.states, "CR");
-  cr_expect_eq(client->call(client, 3, "/other", NULL, 0), KVRELAY_TRANSPORT_ERR_ARG);
+  cr_expect_eq(client->call(client, 3, NULL, NULL, 0), KVRELAY_TRANSPORT_ERR_ARG);
   cr_expect_eq(client->call(client, 0, raw_toy_path("Echo"), NULL, 0), KVRELAY_TRANSPORT_ERR_ARG);
   cr_expect_eq(call(4, "Silent", ""), KVRELAY_TRANSPORT_OK);
   cr_expect_eq(client->call(client, 4, raw_toy_path("Echo"), NULL, 0), KVRELAY_TRANSPORT_ERR_ARG);
@@ -252,8 +252,11 @@ Test(tcp, statuses_and_refusals) {
   cr_expect_str_eq(caller.call[2].status.text, "\xE2\x98\xBA");
   /* The number of the method that is to come later: the service does not know it. */
   cr_assert_eq(client->call(client, 3, kvrelay_method_path(6), NULL, 0), KVRELAY_TRANSPORT_OK);
+  cr_assert_eq(client->call(client, 4, "/a/path/of/others", NULL, 0), KVRELAY_TRANSPORT_OK);
   RUN_UNTIL(caller.call[3].ends == 1);
   cr_expect_eq(caller.call[3].status.grpc, KVRELAY_GRPC_UNIMPLEMENTED);
+  RUN_UNTIL(caller.call[4].ends == 1);
+  cr_expect_eq(caller.call[4].status.grpc, KVRELAY_GRPC_UNIMPLEMENTED);
   finish();
 }
 

@@ -7,11 +7,12 @@
 #include "kvrelay_pb.h"
 #include "session.h"
 #include "text.h"
+#include "wire.h"
 
 typedef struct asking {
   kvrelay_caller caller; /* first */
   const options *o;
-  kvrelay_client_transport *grpc;
+  kvrelay_client_transport *wire;
   uint64_t asked_ns, answered_ns;
   kvrelay_relay_info info;
   int decoded;   /* KVRELAY_ERR_* of the answer */
@@ -45,7 +46,7 @@ static void on_connection(kvrelay_caller *self, int state, int err, const char *
   request.contract_marker = KVRELAY_CONTRACT_MARKER;
   ptrdiff_t len = kvrelay_pb_encode_request(&request, bytes, sizeof bytes);
   a->asked_ns = now_ns;
-  if (len < 0 || a->grpc->call(a->grpc, 1, kvrelay_method_path(request.method), bytes,
+  if (len < 0 || a->wire->call(a->wire, 1, kvrelay_method_path(request.method), bytes,
                                (size_t)len) != KVRELAY_TRANSPORT_OK)
     fail(a, EXIT_SYSTEM);
 }
@@ -123,20 +124,18 @@ static int show(const asking *a) {
 
 int cmd_info(const options *o) {
   asking a;
-  kvrelay_grpc_client_config cfg = kvrelay_grpc_client_config_default();
   memset(&a, 0, sizeof a);
   a.o = o;
   a.caller.connection = on_connection;
   a.caller.admitted = on_admitted;
   a.caller.message = on_message;
   a.caller.end = on_end;
-  cfg.target = o->target;
-  int err = kvrelay_grpc_client_open(&cfg, &a.caller, &a.grpc);
+  int err = wire_open(o->target, &a.caller, &a.wire);
   if (err != KVRELAY_TRANSPORT_OK) {
     fprintf(stderr, "kvrelay: %s: %s\n", o->target, kvrelay_transport_strerror(err));
     return err == KVRELAY_TRANSPORT_ERR_ADDRESS ? EXIT_USAGE : EXIT_SYSTEM;
   }
-  kvrelay_transport *t = &a.grpc->base;
+  kvrelay_transport *t = &a.wire->base;
   uint64_t give_up_ns = t->now_ns(t) + (uint64_t)(o->timeout_s * 1e9);
   for (uint64_t now_ns; !a.over && (now_ns = t->now_ns(t)) < give_up_ns;) {
     uint64_t left_ns = give_up_ns - now_ns;

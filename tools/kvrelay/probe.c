@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "grpc/grpc_client.h"
 #include "show.h"
+#include "wire.h"
 
 static void end(probe_call_state *c, int32_t grpc, const char *text) {
   memset(&c->status, 0, sizeof c->status);
@@ -42,7 +42,7 @@ static void on_message(kvrelay_caller *self, uint32_t call, const uint8_t *bytes
   probe_message *m = p->bytes + len <= PROBE_BYTES_MAX ? malloc(sizeof *m + len) : NULL;
   if (m == NULL) {
     end(c, KVRELAY_GRPC_CANCELLED, "more came than there is memory for here");
-    p->grpc->cancel(p->grpc, call);
+    p->wire->cancel(p->wire, call);
     return;
   }
   m->next = NULL;
@@ -63,14 +63,12 @@ static void on_end(kvrelay_caller *self, uint32_t call, const kvrelay_status *st
 }
 
 int probe_open(probe *p, const char *target) {
-  kvrelay_grpc_client_config cfg = kvrelay_grpc_client_config_default();
   memset(p, 0, sizeof *p);
   p->caller = (kvrelay_caller){on_connection, on_admitted, on_message, on_end};
-  cfg.target = target;
-  return kvrelay_grpc_client_open(&cfg, &p->caller, &p->grpc);
+  return wire_open(target, &p->caller, &p->wire);
 }
 
-uint64_t probe_now(const probe *p) { return p->grpc->base.now_ns(&p->grpc->base); }
+uint64_t probe_now(const probe *p) { return p->wire->base.now_ns(&p->wire->base); }
 
 uint64_t probe_left_ns(const probe *p, uint64_t until_ns) {
   const uint64_t now_ns = probe_now(p);
@@ -82,7 +80,7 @@ static bool turn(probe *p, uint64_t until_ns) {
   const uint64_t left_ns = probe_left_ns(p, until_ns);
   if (left_ns == 0)
     return false;
-  return p->grpc->base.run_once(&p->grpc->base, left_ns < 1000000000u ? left_ns : 1000000000u) >= 0;
+  return p->wire->base.run_once(&p->wire->base, left_ns < 1000000000u ? left_ns : 1000000000u) >= 0;
 }
 
 bool probe_connect(probe *p, uint64_t until_ns) {
@@ -97,7 +95,7 @@ uint32_t probe_call(probe *p, const char *path, const uint8_t *request, size_t l
   const bool room = p->calls < PROBE_CALLS;
   const uint32_t call = room ? ++p->calls : PROBE_CALLS + 1;
   const int err =
-      room ? p->grpc->call(p->grpc, call, path, request, len) : KVRELAY_TRANSPORT_ERR_LIMIT;
+      room ? p->wire->call(p->wire, call, path, request, len) : KVRELAY_TRANSPORT_ERR_LIMIT;
   if (err != KVRELAY_TRANSPORT_OK)
     end(&p->call[call - 1], KVRELAY_GRPC_UNAVAILABLE, kvrelay_transport_strerror(err));
   return call;
@@ -136,13 +134,13 @@ static void forget(probe *p, probe_call_state *c) {
 
 void probe_cancel(probe *p, uint32_t call) {
   probe_call_state *c = &p->call[call - 1];
-  p->grpc->cancel(p->grpc, call);
+  p->wire->cancel(p->wire, call);
   forget(p, c);
   end(c, KVRELAY_GRPC_CANCELLED, "");
 }
 
 void probe_close(probe *p) {
-  p->grpc->base.close(&p->grpc->base);
+  p->wire->base.close(&p->wire->base);
   for (size_t i = 0; i <= PROBE_CALLS; i++)
     forget(p, &p->call[i]);
 }

@@ -41,7 +41,7 @@ typedef struct probe_call_state {
 
 typedef struct probe {
   kvrelay_caller caller; /* first */
-  kvrelay_client_transport *grpc;
+  kvrelay_client_transport *wire;
   bool ready;
   bool failed;       /* the attempt to connect, or the connection */
   char failure[256]; /* why */
@@ -50,7 +50,7 @@ typedef struct probe {
   size_t bytes; /* that wait */
 } probe;
 
-/* KVRELAY_TRANSPORT_OK, or what kvrelay_grpc_client_open says; then nothing is open. */
+/* KVRELAY_TRANSPORT_OK, or what wire_open says; then nothing is open. */
 int probe_open(probe *p, const char *target);
 /* Waits for the connection; false: `failure` says why there is none. */
 bool probe_connect(probe *p, uint64_t until_ns);

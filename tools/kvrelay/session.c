@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "wire.h"
+
 static void on_connection(void *context, int state, int err, const char *text, uint64_t retry_ns) {
   session *s = context;
   (void)retry_ns;
@@ -45,21 +47,19 @@ int session_open(session *s, const options *o, bool subscribe_all) {
 }
 
 int session_connect(session *s, kvrelay_caller *tap) {
-  kvrelay_grpc_client_config cfg = kvrelay_grpc_client_config_default();
-  cfg.target = s->o->target;
   if (tap != NULL)
     s->tap = tap;
-  int err = kvrelay_grpc_client_open(&cfg, s->tap, &s->grpc);
+  int err = wire_open(s->o->target, s->tap, &s->wire);
   if (err != KVRELAY_TRANSPORT_OK) {
     fprintf(stderr, "kvrelay: %s: %s\n", s->o->target, kvrelay_transport_strerror(err));
     return err == KVRELAY_TRANSPORT_ERR_ADDRESS ? EXIT_USAGE : EXIT_SYSTEM;
   }
-  kvrelay_client_attach(s->client, s->grpc);
+  kvrelay_client_attach(s->client, s->wire);
   s->give_up_ns = session_now(s) + (uint64_t)(s->o->timeout_s * 1e9);
   return EXIT_FINE;
 }
 
-uint64_t session_now(const session *s) { return s->grpc->base.now_ns(&s->grpc->base); }
+uint64_t session_now(const session *s) { return s->wire->base.now_ns(&s->wire->base); }
 
 void session_answered(session *s) { s->give_up_ns = KVRELAY_TIME_NONE; }
 
@@ -85,7 +85,7 @@ int session_turn(session *s) {
   if (until > s->give_up_ns)
     until = s->give_up_ns;
   uint64_t wait = until <= now ? 0 : until - now;
-  if (s->grpc->base.run_once(&s->grpc->base, wait > 1000000000u ? 1000000000u : wait) < 0) {
+  if (s->wire->base.run_once(&s->wire->base, wait > 1000000000u ? 1000000000u : wait) < 0) {
     fprintf(stderr, "kvrelay: %s: the connection's loop ended\n", s->o->target);
     return EXIT_UNREACHABLE;
   }
@@ -101,8 +101,8 @@ int session_turn(session *s) {
 }
 
 void session_close(session *s) {
-  if (s->grpc != NULL)
-    s->grpc->base.close(&s->grpc->base);
+  if (s->wire != NULL)
+    s->wire->base.close(&s->wire->base);
   if (s->client != NULL)
     kvrelay_client_close(s->client);
   free(s->consumer_mem);

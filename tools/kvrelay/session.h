@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* session.h - a consumer on a gRPC connection, run until a question is answered. */
+/* session.h - a consumer on a connection, run until a question is answered. */
 #ifndef KVRELAY_SESSION_H
 #define KVRELAY_SESSION_H
 
 #include "cli.h"
 #include "client.h"
-#include "grpc/grpc_client.h"
 #include "show.h"
 
 typedef struct session {
@@ -14,7 +13,7 @@ typedef struct session {
   void *consumer_mem;
   kvrelay_client *client;
   kvrelay_caller *tap; /* what the transport talks to: the client, or somebody in front of it */
-  kvrelay_client_transport *grpc;
+  kvrelay_client_transport *wire;
   uint64_t give_up_ns; /* end of --timeout, KVRELAY_TIME_NONE once it was answered */
   bool connected;      /* at least once */
   char failure[256];   /* why the last attempt to connect failed */

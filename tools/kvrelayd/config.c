@@ -149,9 +149,9 @@ static const cyaml_schema_field_t endpoint_fields[] = {
 static const cyaml_schema_value_t endpoint_entry = {
     CYAML_VALUE_MAPPING(CYAML_FLAG_DEFAULT, config_endpoint, endpoint_fields)};
 
-static const cyaml_schema_field_t relay_fields[] = {TEXT_REQUIRED("dc", config_relay, dc),
-                                                    TEXT("bind", config_relay, bind),
-                                                    EXPECTED_BLOCKS(config_relay), CYAML_FIELD_END};
+static const cyaml_schema_field_t relay_fields[] = {
+    TEXT_REQUIRED("dc", config_relay, dc), TEXT("bind", config_relay, bind),
+    TEXT("raw_bind", config_relay, raw_bind), EXPECTED_BLOCKS(config_relay), CYAML_FIELD_END};
 
 static const cyaml_schema_field_t config_fields[] = {
     CYAML_FIELD_UINT("version", CYAML_FLAG_DEFAULT, config, version),
@@ -563,6 +563,8 @@ static void check_rules(yaml_doc *doc, config *c) {
   check_text(doc, "relay/dc", c->relay.dc);
   if (c->relay.bind != NULL && !config_bind_valid(c->relay.bind))
     yaml_doc_error(doc, "relay/bind", CONFIG_BIND_FORM);
+  if (c->relay.raw_bind != NULL && !config_bind_valid(c->relay.raw_bind))
+    yaml_doc_error(doc, "relay/raw_bind", CONFIG_BIND_FORM);
   c->relay.expected_unique_blocks =
       c->relay.expected_given == NULL ? CONFIG_DEFAULT_UNIQUE_BLOCKS : *c->relay.expected_given;
   unsigned workers = 0;

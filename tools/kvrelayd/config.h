@@ -90,7 +90,7 @@ typedef struct config_endpoint {
 
 typedef struct config_relay {
   char *dc;
-  char *bind; /* NULL: no listener */
+  char *bind, *raw_bind; /* NULL: no listener */
   uint64_t expected_unique_blocks;
   uint64_t *expected_given;
 } config_relay;
@@ -112,7 +112,7 @@ typedef struct config {
 config *config_load(const char *path, FILE *report, int *exit_code);
 void config_free(config *c);
 
-/* Whether relay.bind and --bind take it; CONFIG_BIND_FORM says what they take. */
+/* Whether relay.bind, --bind and the like take it; CONFIG_BIND_FORM says what they take. */
 bool config_bind_valid(const char *address);
 #define CONFIG_BIND_FORM                                                                           \
   "must be a numeric address and port, for example 127.0.0.1:5561 or [::1]:5561"

@@ -7,6 +7,7 @@
 
 #include "grpc/grpc_server.h"
 #include "log.h"
+#include "tcp/tcp_server.h"
 
 #define RELAY_NAME "dynamo.kvrelay.v1.KvEventRelay"
 
@@ -37,22 +38,28 @@ int front_open(front *f, kvrelay_relay *relay, struct event_base *base) {
   return 0;
 }
 
+/* 0, or an exit code, after a log line. */
+static int listening(int err, const char *transport, const char *bind, const char *address) {
+  if (err == KVRELAY_TRANSPORT_OK) {
+    log_event(LOG_INFO, "listening", "transport=%s address=%s", transport, address);
+    return 0;
+  }
+  log_event(LOG_ERROR, "bind_failed", "address=%s error=\"%s\" system=\"%s\"", bind,
+            kvrelay_transport_strerror(err), strerror(errno));
+  return 69;
+}
+
 static int listen_with(front *f, const char *bind, kvrelay_service *service, const char *transport,
                        kvrelay_transport **out) {
+  char address[128] = "";
   kvrelay_grpc_server_config cfg = kvrelay_grpc_server_config_default();
   cfg.bind = bind;
   cfg.base = f->base;
   cfg.log = on_transport_log;
-  int err = kvrelay_grpc_server_open(&cfg, service, out);
-  if (err != KVRELAY_TRANSPORT_OK) {
-    log_event(LOG_ERROR, "bind_failed", "address=%s error=\"%s\" system=\"%s\"", bind,
-              kvrelay_transport_strerror(err), strerror(errno));
-    return 69;
-  }
-  char address[128];
-  kvrelay_grpc_server_address(*out, address, sizeof address);
-  log_event(LOG_INFO, "listening", "transport=%s address=%s", transport, address);
-  return 0;
+  const int err = kvrelay_grpc_server_open(&cfg, service, out);
+  if (err == KVRELAY_TRANSPORT_OK)
+    kvrelay_grpc_server_address(*out, address, sizeof address);
+  return listening(err, transport, bind, address);
 }
 
 int front_listen(front *f, const char *bind) {
@@ -61,6 +68,33 @@ int front_listen(front *f, const char *bind) {
 
 int front_listen_probes(front *f, const char *bind) {
   return listen_with(f, bind, kvrelay_grpc_health_base(f->health), "health", &f->probes);
+}
+
+static void on_raw_ready(evutil_socket_t fd, short what, void *argument) {
+  (void)fd;
+  (void)what;
+  (void)argument; /* ending the turn is all it is for: front_turn does the rest */
+}
+
+static void on_raw_due(void *argument) { (void)argument; /* the same */ }
+
+int front_listen_raw(front *f, const char *bind) {
+  char address[128] = "";
+  kvrelay_tcp_server_config cfg = kvrelay_tcp_server_config_default();
+  cfg.bind = bind;
+  cfg.log = on_transport_log;
+  const int err = kvrelay_tcp_server_open(&cfg, kvrelay_relay_service_base(f->relay), &f->raw);
+  if (err == KVRELAY_TRANSPORT_OK)
+    kvrelay_tcp_server_address(f->raw, address, sizeof address);
+  const int code = listening(err, "raw", bind, address);
+  if (code != 0)
+    return code;
+  f->raw_ready =
+      event_new(f->base, kvrelay_tcp_server_fd(f->raw), EV_READ | EV_PERSIST, on_raw_ready, NULL);
+  return f->raw_ready != NULL && event_add(f->raw_ready, NULL) == 0 &&
+                 kvrelay_timer_open(&f->raw_due, f->base, on_raw_due, f) == KVRELAY_TRANSPORT_OK
+             ? 0
+             : 71;
 }
 
 void front_ready(front *f) {
@@ -76,13 +110,41 @@ void front_stop(front *f, uint64_t grace_ns) {
     f->grpc->stop(f->grpc, grace_ns);
   if (f->probes != NULL)
     f->probes->stop(f->probes, grace_ns);
+  if (f->raw != NULL)
+    f->raw->stop(f->raw, grace_ns);
+}
+
+static void close_raw(front *f) {
+  if (f->raw_ready != NULL)
+    event_free(f->raw_ready); /* before the descriptor is closed */
+  f->raw_ready = NULL;
+  kvrelay_timer_close(&f->raw_due);
+  if (f->raw != NULL)
+    f->raw->close(f->raw);
+  f->raw = NULL;
+}
+
+/* What is ready by now, without waiting; as front_turn. */
+static int turn_raw(front *f) {
+  if (f->raw == NULL)
+    return 0;
+  const int turned = f->raw->run_once(f->raw, 0);
+  if (turned >= 0)
+    kvrelay_timer_set_at(&f->raw_due, kvrelay_tcp_server_deadline_ns(f->raw));
+  if (turned != KVRELAY_TRANSPORT_CLOSED)
+    return turned;
+  close_raw(f);
+  return 1;
 }
 
 int front_turn(front *f) {
-  /* All of them share the loop, so that running one runs the others too. */
+  const int raw = turn_raw(f);
+  if (raw < 0)
+    return raw;
+  /* The others share the loop, so that running one runs all. */
   kvrelay_transport **one = f->grpc != NULL ? &f->grpc : &f->probes;
   if (*one == NULL) {
-    if (f->stopping)
+    if (f->stopping && f->raw == NULL)
       return KVRELAY_TRANSPORT_CLOSED;
     return event_base_loop(f->base, EVLOOP_ONCE) < 0 ? KVRELAY_TRANSPORT_ERR_SYSTEM : 1;
   }
@@ -99,6 +161,7 @@ void front_close(front *f) {
     f->grpc->close(f->grpc);
   if (f->probes != NULL)
     f->probes->close(f->probes);
+  close_raw(f);
   kvrelay_grpc_reflection_close(f->reflection);
   kvrelay_grpc_health_close(f->health);
   kvrelay_relay_service_close(f->relay);

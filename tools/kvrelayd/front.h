@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* front.h - what the daemon serves over gRPC: the relay, its health and its descriptors, and a
- * second listener for probes alone. */
+/* front.h - what the daemon serves: the relay, over gRPC with its health and its descriptors and
+ * over raw frames, and a listener for probes alone. */
 #ifndef KVRELAYD_FRONT_H
 #define KVRELAYD_FRONT_H
 
@@ -8,8 +8,7 @@
 #include "grpc/grpc_reflection.h"
 #include "mux.h"
 #include "service.h"
-
-struct event_base;
+#include "timer.h"
 
 typedef struct front {
   struct event_base *base;
@@ -17,7 +16,9 @@ typedef struct front {
   kvrelay_grpc_health *health;
   kvrelay_grpc_reflection *reflection;
   kvrelay_mux all;
-  kvrelay_transport *grpc, *probes; /* NULL: not asked for, or ended */
+  kvrelay_transport *grpc, *probes, *raw; /* NULL: not asked for, or ended */
+  struct event *raw_ready;                /* raw has a loop of its own, inside of `base`: ... */
+  kvrelay_timer raw_due;                  /* ... these two end a turn for it */
   bool stopping;
 } front;
 
@@ -28,6 +29,8 @@ int front_open(front *f, kvrelay_relay *relay, struct event_base *base);
  * code after a log line. */
 int front_listen(front *f, const char *bind);
 int front_listen_probes(front *f, const char *bind);
+/* Listens for everybody, over raw frames; as front_listen. */
+int front_listen_raw(front *f, const char *bind);
 /* Health is SERVING. */
 void front_ready(front *f);
 /* Health is NOT_SERVING; listeners close, and connections within `grace_ns`. */

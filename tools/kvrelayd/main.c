@@ -29,6 +29,9 @@ static const char usage[] =
     "                       memory it takes at worst, and stop\n"
     "  --bind ADDRESS:PORT  gRPC listener, instead of relay.bind; port 0 takes a free one and logs "
     "it\n"
+    "  --raw-bind ADDRESS:PORT\n"
+    "                       listener of the raw transport, instead of $KVRELAY_RAW_BIND, else "
+    "relay.raw_bind\n"
     "  --health-bind ADDRESS:PORT\n"
     "                       a second listener that knows gRPC's health service alone, for probes\n"
     "  --sources-file FILE  serve only the namespaces of this JSON file, read again every second;\n"
@@ -43,7 +46,7 @@ static const char usage[] =
 
 /* Of the command line; NULL: not given. */
 typedef struct flags {
-  const char *path, *bind, *health_bind, *sources;
+  const char *path, *bind, *raw_bind, *health_bind, *sources;
   bool only_check;
 } flags;
 
@@ -177,11 +180,14 @@ static int open_all(daemon_ *d, const config *c, const plan *p, const flags *giv
   const char *bind = given->bind != NULL ? given->bind : c->relay.bind;
   if (code == 0 && bind != NULL)
     code = front_listen(&d->front, bind);
+  const char *raw_bind = given->raw_bind != NULL ? given->raw_bind : c->relay.raw_bind;
+  if (code == 0 && raw_bind != NULL)
+    code = front_listen_raw(&d->front, raw_bind);
   if (code == 0 && given->health_bind != NULL)
     code = front_listen_probes(&d->front, given->health_bind);
-  if (code == 0 && bind == NULL)
+  if (code == 0 && bind == NULL && raw_bind == NULL)
     log_event(LOG_WARN, "no_listener",
-              "note=\"neither relay.bind nor --bind: nobody can connect\"");
+              "note=\"no relay.bind, relay.raw_bind, --bind or --raw-bind: nobody can connect\"");
   return code == 0 ? serve_connect(&d->serve, d->base) : code;
 }
 
@@ -211,12 +217,20 @@ static int serve_config(const flags *given) {
   return code;
 }
 
+static bool bind_valid(const char *flag, const char *address) {
+  if (address == NULL || config_bind_valid(address))
+    return true;
+  fprintf(stderr, "kvrelayd: %s " CONFIG_BIND_FORM ", not '%s'\n", flag, address);
+  return false;
+}
+
 /* -1, or the exit code when nothing more is to be done.  One case for each flag. */
 static int parse_flags(int argc, char **argv, flags *given) {
   enum {
     OPT_CONFIG = 1,
     OPT_CHECK,
     OPT_BIND,
+    OPT_RAW,
     OPT_HEALTH,
     OPT_SOURCES,
     OPT_LOG,
@@ -226,13 +240,13 @@ static int parse_flags(int argc, char **argv, flags *given) {
   static const struct option options[] = {{"config", required_argument, NULL, OPT_CONFIG},
                                           {"check", no_argument, NULL, OPT_CHECK},
                                           {"bind", required_argument, NULL, OPT_BIND},
+                                          {"raw-bind", required_argument, NULL, OPT_RAW},
                                           {"health-bind", required_argument, NULL, OPT_HEALTH},
                                           {"sources-file", required_argument, NULL, OPT_SOURCES},
                                           {"log-level", required_argument, NULL, OPT_LOG},
                                           {"help", no_argument, NULL, OPT_HELP},
                                           {"version", no_argument, NULL, OPT_VERSION},
                                           {NULL, 0, NULL, 0}};
-  given->path = getenv("KVRELAY_CONFIG");
   for (int o; (o = getopt_long(argc, argv, "", options, NULL)) != -1;) {
     switch (o) {
     case OPT_CONFIG:
@@ -242,13 +256,13 @@ static int parse_flags(int argc, char **argv, flags *given) {
       given->only_check = true;
       break;
     case OPT_BIND:
+      given->bind = optarg;
+      break;
+    case OPT_RAW:
+      given->raw_bind = optarg;
+      break;
     case OPT_HEALTH:
-      if (!config_bind_valid(optarg)) {
-        fprintf(stderr, "kvrelayd: --%s " CONFIG_BIND_FORM ", not '%s'\n",
-                o == OPT_BIND ? "bind" : "health-bind", optarg);
-        return 64;
-      }
-      *(o == OPT_BIND ? &given->bind : &given->health_bind) = optarg;
+      given->health_bind = optarg;
       break;
     case OPT_SOURCES:
       given->sources = optarg;
@@ -280,11 +294,15 @@ static int parse_flags(int argc, char **argv, flags *given) {
   }
   if (given->path == NULL)
     given->path = DEFAULT_CONFIG;
-  return -1;
+  return bind_valid("--bind", given->bind) &&
+                 bind_valid("--raw-bind (KVRELAY_RAW_BIND)", given->raw_bind) &&
+                 bind_valid("--health-bind", given->health_bind)
+             ? -1
+             : 64;
 }
 
 int main(int argc, char **argv) {
-  flags given = {0};
+  flags given = {.path = getenv("KVRELAY_CONFIG"), .raw_bind = getenv("KVRELAY_RAW_BIND")};
   const int code = parse_flags(argc, argv, &given);
   if (code >= 0)
     return code;

@@ -398,11 +398,9 @@ static uint64_t on_now_ns(const kvrelay_transport *t) {
 static int on_call(kvrelay_client_transport *t, uint32_t number, const char *path,
                    const uint8_t *request, size_t len) {
   client *k = client_of(&t->base);
-  const int32_t method = path == NULL
-                             ? KVRELAY_METHOD_NONE
-                             : kvrelay_method_from_path((const uint8_t *)path, strlen(path));
-  if (number == 0 || method == KVRELAY_METHOD_NONE || call_by_number(k, number) != NULL)
+  if (number == 0 || path == NULL || call_by_number(k, number) != NULL)
     return KVRELAY_TRANSPORT_ERR_ARG;
+  const int32_t method = kvrelay_method_from_path((const uint8_t *)path, strlen(path));
   if (k->state != CLIENT_READY || k->goaway || k->next_stream == 0 || stopping(k) ||
       k->link.err != 0 || k->link.closing)
     return KVRELAY_TRANSPORT_ERR_CONNECT;

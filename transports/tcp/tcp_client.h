@@ -27,9 +27,10 @@ kvrelay_tcp_client_config kvrelay_tcp_client_config_default(void);
 /*
  * As kvrelay_grpc_client_open: connects in the background, and again whenever the connection is
  * lost.  `caller` must outlive the transport and is only called from inside run_once; it may use
- * the transport from there, except `close`.  `call` takes the paths of the contract's methods, any
- * other is KVRELAY_TRANSPORT_ERR_ARG.  KVRELAY_TRANSPORT_OK, or _ERR_ARG, _ERR_ADDRESS (the target
- * does not parse), _ERR_MEMORY, _ERR_SYSTEM (errno); then nothing is left open.
+ * the transport from there, except `close`.  Methods travel as numbers: a path that is none of
+ * the contract's goes as number 0, which the server refuses.  KVRELAY_TRANSPORT_OK, or _ERR_ARG,
+ * _ERR_ADDRESS (the target does not parse), _ERR_MEMORY, _ERR_SYSTEM (errno); then nothing is left
+ * open.
  */
 int kvrelay_tcp_client_open(const kvrelay_tcp_client_config *cfg, kvrelay_caller *caller,
                             kvrelay_client_transport **out);
