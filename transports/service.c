@@ -51,14 +51,6 @@ static uint64_t wall_us(const kvrelay_relay_service *s, uint64_t now_ns) {
   return s->stamp_us + (now_ns > s->stamp_ns ? (now_ns - s->stamp_ns) / 1000 : 0);
 }
 
-/* Ends a call without a reason, which belongs to errors of the contract. */
-static int refuse(kvrelay_status *status, int32_t grpc, const char *text) {
-  status->grpc = grpc;
-  status->reason = KVRELAY_REASON_NONE;
-  snprintf(status->text, sizeof status->text, "%s", text);
-  return KVRELAY_ERR_REFUSED;
-}
-
 /* ---- requests ---- */
 
 static int service_open(kvrelay_service *self, kvrelay_call *call, const uint8_t *path,
@@ -68,11 +60,11 @@ static int service_open(kvrelay_service *self, kvrelay_call *call, const uint8_t
   const int32_t method = kvrelay_method_from_path(path, path_len);
   if (!kvrelay_method_offered(method)) {
     s->stats.unknown_methods++;
-    return refuse(status, KVRELAY_GRPC_UNIMPLEMENTED, "unknown method");
+    return kvrelay_refuse(status, KVRELAY_GRPC_UNIMPLEMENTED, "unknown method");
   }
   service_call *c = calloc(1, sizeof *c);
   if (!c)
-    return refuse(status, KVRELAY_GRPC_RESOURCE_EXHAUSTED, "out of memory");
+    return kvrelay_refuse(status, KVRELAY_GRPC_RESOURCE_EXHAUSTED, "out of memory");
   s->stats.requests++;
   c->transport_call = call;
   c->method = method;
@@ -87,17 +79,17 @@ static int service_message(kvrelay_service *self, void *handle, const uint8_t *b
   service_call *c = handle;
   if (c->requested) {
     s->stats.cardinality++;
-    return refuse(status, KVRELAY_GRPC_INTERNAL, "more than one request message");
+    return kvrelay_refuse(status, KVRELAY_GRPC_INTERNAL, "more than one request message");
   }
   c->bytes = malloc(len + 1);
   if (!c->bytes)
-    return refuse(status, KVRELAY_GRPC_RESOURCE_EXHAUSTED, "out of memory");
+    return kvrelay_refuse(status, KVRELAY_GRPC_RESOURCE_EXHAUSTED, "out of memory");
   if (len)
     memcpy(c->bytes, bytes, len);
   const int err = kvrelay_pb_decode_request(c->method, c->bytes, len, &c->request);
   if (err) {
     s->stats.undecodable++;
-    return refuse(status, KVRELAY_GRPC_INTERNAL, "the request does not decode");
+    return kvrelay_refuse(status, KVRELAY_GRPC_INTERNAL, "the request does not decode");
   }
   c->requested = true;
   return KVRELAY_OK;
@@ -109,7 +101,7 @@ static int service_half_close(kvrelay_service *self, void *handle, uint64_t now_
   service_call *c = handle;
   if (!c->requested) {
     s->stats.cardinality++;
-    return refuse(status, KVRELAY_GRPC_INTERNAL, "no request message");
+    return kvrelay_refuse(status, KVRELAY_GRPC_INTERNAL, "no request message");
   }
   uint64_t number;
   const int err = kvrelay_relay_call_open(s->cfg.relay, &c->request, now_ns, &number, status);
@@ -118,7 +110,7 @@ static int service_half_close(kvrelay_service *self, void *handle, uint64_t now_
   if (err == KVRELAY_ERR_REFUSED)
     return err;
   if (err)
-    return refuse(status, KVRELAY_GRPC_INTERNAL, kvrelay_strerror(err));
+    return kvrelay_refuse(status, KVRELAY_GRPC_INTERNAL, kvrelay_strerror(err));
   c->opened = true;
   kvrelay_call_map_add(&s->calls, &c->node, number);
   return KVRELAY_OK;
@@ -151,7 +143,7 @@ static void add_part(kvrelay_parts *parts, const uint8_t *base, size_t len) {
 }
 
 static int end(kvrelay_status *status, int32_t grpc, int32_t reason, const char *text) {
-  (void)refuse(status, grpc, text);
+  (void)kvrelay_refuse(status, grpc, text);
   status->reason = reason;
   return KVRELAY_PULL_END;
 }

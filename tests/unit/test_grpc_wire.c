@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "test_grpc_server.h"
+#include "transports/tcp/tcp_server.h"
 
 /* ---- answers ---- */
 
@@ -628,6 +629,60 @@ Test(grpc_wire, S28_the_likely_mistake_is_logged) {
     raw_close(&odd);
   }
   expect_serving();
+  finish();
+}
+
+static void adopt(void *tcp, int fd, const kvrelay_address *peer) {
+  kvrelay_tcp_server_adopt(tcp, fd, peer);
+}
+
+/* Sends a raw preface and a request for method 9 in two pieces; the answer, at most `cap` bytes. */
+static size_t speak_raw(kvrelay_transport *tcp, size_t cut, uint8_t *answer, size_t cap) {
+  static const uint8_t wire[] = "KVRF\1\1\0\0\0\0\x80\0\0\0\x80\0"
+                                "\0\0\0\0\1\0\0\0\1\0\11";
+  raw_http2 it;
+  size_t got = 0;
+  raw_open(&it, kvrelay_grpc_server_port(server));
+  raw_send(&it, wire, cut);
+  settle();
+  raw_send(&it, wire + cut, sizeof wire - cut);
+  for (int i = 0; i < 50 && got < 30; i++) {
+    server->run_once(server, MS);
+    cr_assert_geq(tcp->run_once(tcp, MS), 0);
+    ssize_t n = recv(it.fd, answer + got, cap - got, MSG_DONTWAIT);
+    got += n > 0 ? (size_t)n : 0;
+  }
+  raw_close(&it);
+  return got;
+}
+
+Test(grpc_wire, section_12_one_listener_for_both_transports) {
+  kvrelay_grpc_server_config cfg = config();
+  kvrelay_tcp_server_config tcp_cfg = kvrelay_tcp_server_config_default();
+  kvrelay_transport *tcp;
+  cr_assert_eq(kvrelay_tcp_server_open(&tcp_cfg, &toy.base, &tcp), KVRELAY_TRANSPORT_OK);
+  cfg.raw = adopt;
+  cfg.raw_context = tcp;
+  start(&cfg);
+  raw_greet(&raw);
+  raw_send_request(&raw, 1, TOY "Echo", "", "hello", 5);
+  expect_answer(&raw, 1, "hello", 5);
+  for (size_t cut = 1; cut < 28; cut++) {
+    uint8_t answer[256];
+    size_t n = speak_raw(tcp, cut, answer, sizeof answer);
+    cr_assert_geq(n, 30, "%zu bytes after %zu", n, cut);
+    cr_expect_arr_eq(answer, "KVRF\1", 5, "no byte of HTTP/2 before");
+    cr_expect_eq(answer[16 + 8], 4, "END");
+    cr_expect_eq(answer[16 + 10], KVRELAY_GRPC_UNIMPLEMENTED);
+  }
+  cr_expect_eq(kvrelay_grpc_server_connections(server), 1, "only the one of gRPC");
+  raw_http2 silent;
+  raw_open(&silent, kvrelay_grpc_server_port(server));
+  settle();
+  raw_close(&silent);
+  settle();
+  cr_expect_eq(kvrelay_grpc_server_connections(server), 1);
+  tcp->close(tcp);
   finish();
 }
 

@@ -8,12 +8,6 @@
 
 /* ---- status and headers ---- */
 
-static void set_status(kvrelay_status *status, int32_t grpc, const char *text) {
-  status->grpc = grpc;
-  status->reason = KVRELAY_REASON_NONE;
-  snprintf(status->text, sizeof status->text, "%s", text);
-}
-
 /* Names and values of a header block; both must stay until it is submitted. */
 typedef struct header_block {
   nghttp2_nv nv[8 + KVRELAY_GRPC_METADATA_ENTRIES];
@@ -145,7 +139,7 @@ static void call_end(server_call *c, const kvrelay_status *status) {
 
 static void call_fail(server_call *c, int32_t grpc, const char *text) {
   kvrelay_status status;
-  set_status(&status, grpc, text);
+  (void)kvrelay_refuse(&status, grpc, text);
   call_end(c, &status);
 }
 

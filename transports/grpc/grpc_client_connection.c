@@ -162,7 +162,7 @@ static void on_link_tick(kvrelay_grpc_link *link, uint64_t now) {
 }
 
 static const kvrelay_grpc_link_events link_events = {on_received, on_deadline_ns, on_link_tick,
-                                                     on_gone};
+                                                     on_gone, NULL};
 
 bool kvrelay_grpc_client_link_open(client *k, int fd) {
   const nghttp2_settings_entry settings[] = {

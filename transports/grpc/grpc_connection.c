@@ -333,7 +333,14 @@ static void on_tick(kvrelay_grpc_link *link, uint64_t now) {
       link, nghttp2_submit_ping(link->session, NGHTTP2_FLAG_NONE, keepalive_ping));
 }
 
-static const kvrelay_grpc_link_events link_events = {on_received, on_deadline_ns, on_tick, on_gone};
+static void on_given_away(kvrelay_grpc_link *link, int fd) {
+  const connection *conn = connection_of(link);
+  const kvrelay_grpc_server_config *cfg = &conn->server->cfg;
+  cfg->raw(cfg->raw_context, fd, &conn->peer);
+}
+
+static const kvrelay_grpc_link_events link_events = {on_received, on_deadline_ns, on_tick, on_gone,
+                                                     on_given_away};
 
 static uint64_t random_below(server *s, uint64_t bound) {
   s->jitter = s->jitter * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
@@ -372,6 +379,8 @@ void kvrelay_grpc_connection_open(server *s, int fd, const kvrelay_address *peer
     kvrelay_grpc_connection_free(conn);
     return;
   }
+  if (s->cfg.raw != NULL)
+    conn->link.foreign_first = 'K';
   kvrelay_grpc_server_say(s, KVRELAY_GRPC_LOG_DEBUG, "connection_opened", conn, "accepted");
   kvrelay_grpc_link_rearm(&conn->link);
   kvrelay_grpc_link_kick(&conn->link);

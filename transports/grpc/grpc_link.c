@@ -212,7 +212,7 @@ static size_t link_write(kvrelay_grpc_link *link) {
 
 static void link_flush(kvrelay_grpc_link *link) {
   size_t written = 0;
-  if (link->lingering || link->err != 0 || link->session == NULL)
+  if (link->lingering || link->err != 0 || link->session == NULL || link->foreign_first != 0)
     return;
   for (;;) {
     link_fill(link);
@@ -271,10 +271,28 @@ static void link_feed(kvrelay_grpc_link *link, const uint8_t *bytes, size_t len)
   }
 }
 
+/* Hands the socket over if its first byte says that it is not ours. */
+static void link_tell_apart(kvrelay_grpc_link *link) {
+  uint8_t first;
+  if (recv(link->fd, &first, 1, MSG_PEEK | MSG_DONTWAIT) != 1)
+    return; /* what it is instead, the read that follows tells */
+  bool foreign = first == link->foreign_first;
+  link->foreign_first = 0;
+  if (!foreign)
+    return;
+  int fd = link->fd;
+  event_del(link->readable); /* before somebody else watches or closes it */
+  link->fd = -1;
+  kvrelay_grpc_link_fail(link, KVRELAY_TRANSPORT_CLOSED, "given away");
+  link->events->given_away(link, fd);
+}
+
 static void on_readable(evutil_socket_t fd, short what, void *link_) {
   kvrelay_grpc_link *link = link_;
   (void)what;
   link->loop->turns++;
+  if (link->foreign_first != 0)
+    link_tell_apart(link);
   for (int i = 0; i < READS_PER_TURN && link->err == 0; i++) {
     ssize_t n = read(fd, link->loop->input, INPUT_CAP);
     if (n < 0) {

@@ -53,6 +53,8 @@ typedef struct kvrelay_grpc_link_events {
   /* The connection is over, for `link->err` and `link->text`.  The owner frees the link now.  Never
    * called from inside an nghttp2 callback. */
   void (*gone)(kvrelay_grpc_link *link);
+  /* With `foreign_first`: a connection that begins with this byte.  Takes `fd`; `gone` follows. */
+  void (*given_away)(kvrelay_grpc_link *link, int fd);
 } kvrelay_grpc_link_events;
 
 struct kvrelay_grpc_link {
@@ -69,6 +71,8 @@ struct kvrelay_grpc_link {
   int fd;
   int err; /* 0 while it lives */
   char text[128];
+  uint8_t
+      foreign_first; /* first byte of another protocol, which is left unread; 0: none, or told */
   bool is_kicked;
   bool no_linger; /* closes without waiting for the peer */
   bool closing;   /* send what is in `out`, then shut down */

@@ -3,6 +3,7 @@
 #ifndef KVRELAY_GRPC_SERVER_H
 #define KVRELAY_GRPC_SERVER_H
 
+#include "../address.h"
 #include "../transport.h"
 #include "grpc_codec.h"
 
@@ -43,6 +44,11 @@ typedef struct kvrelay_grpc_server_config {
   unsigned response_encodings;
   bool request_metadata; /* keep it for kvrelay_grpc_server_metadata; false, the default: ignore it
                           */
+  /* Takes connections that begin as those of the raw transport do, with nothing read yet, so that
+   * one listener serves both: kvrelay_tcp_server_adopt.  The first word is then the client's, up to
+   * `handshake_timeout_ns`.  NULL: they are refused. */
+  void (*raw)(void *context, int fd, const kvrelay_address *peer);
+  void *raw_context;
   /* What operators should know; texts are terminated and printable, valid during the call.  May be
    * NULL. */
   void (*log)(void *context, int level, const char *event, const char *text);

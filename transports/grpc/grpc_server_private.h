@@ -4,7 +4,6 @@
 #ifndef KVRELAY_GRPC_SERVER_PRIVATE_H
 #define KVRELAY_GRPC_SERVER_PRIVATE_H
 
-#include "../address.h"
 #include "grpc_link.h"
 #include "grpc_message.h"
 #include "grpc_metadata.h"
