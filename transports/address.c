@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/un.h>
+#include <unistd.h>
 
 static bool port_valid(const char *port) {
   unsigned value = 0;
@@ -60,26 +61,70 @@ int kvrelay_address_resolve(const char *host, const char *port, bool numeric, kv
   return count > 0 ? count : KVRELAY_TRANSPORT_ERR_ADDRESS;
 }
 
-int kvrelay_address_unix(const char *path, kvrelay_address *out) {
+/* Text behind a prefix; NULL: it starts with something else. */
+static const char *behind(const char *text, const char *prefix) {
+  const size_t len = strlen(prefix);
+  return strncmp(text, prefix, len) == 0 ? text + len : NULL;
+}
+
+int kvrelay_address_unix(const char *text, kvrelay_address *out) {
   struct sockaddr_un address = {.sun_family = AF_UNIX};
-  size_t len = strlen(path);
+  const char *name = behind(text, "unix-abstract:");
+  const size_t abstract = name != NULL; /* its name stands behind a zero byte, without another */
+  if (name == NULL && (name = behind(text, "unix:")) == NULL)
+    return 0;
+  if (!abstract && behind(name, "//") != NULL)
+    name += 2; /* "unix:///path" */
+  const size_t len = strlen(name);
   if (len == 0 || len >= sizeof address.sun_path)
     return KVRELAY_TRANSPORT_ERR_ADDRESS;
-  memcpy(address.sun_path, path, len + 1);
+  memcpy(address.sun_path + abstract, name, len);
   memset(out, 0, sizeof *out);
   memcpy(&out->storage, &address, sizeof address);
   out->len = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + len + 1);
-  return KVRELAY_TRANSPORT_OK;
+  return 1;
+}
+
+int kvrelay_address_parse(const char *text, kvrelay_address *out) {
+  char host[256], port[8];
+  const int local = kvrelay_address_unix(text, out);
+  if (local != 0)
+    return local < 0 ? local : KVRELAY_TRANSPORT_OK;
+  const int err = kvrelay_address_split(text, host, sizeof host, port, sizeof port);
+  if (err != KVRELAY_TRANSPORT_OK)
+    return err;
+  return kvrelay_address_resolve(host, port, false, out, 1) == 1 ? KVRELAY_TRANSPORT_OK
+                                                                 : KVRELAY_TRANSPORT_ERR_ADDRESS;
+}
+
+void kvrelay_address_remove(const kvrelay_address *address) {
+  struct sockaddr_un un;
+  memcpy(&un, &address->storage, sizeof un);
+  if (un.sun_family == AF_UNIX && un.sun_path[0] != '\0')
+    (void)unlink(un.sun_path);
+}
+
+/* A path ends at a zero byte, an abstract name where the address ends; printable bytes only. */
+static void format_unix(const kvrelay_address *address, char out[KVRELAY_ADDRESS_CAP]) {
+  struct sockaddr_un un;
+  const size_t head = offsetof(struct sockaddr_un, sun_path);
+  const size_t room = address->len > head ? address->len - head : 0;
+  memcpy(&un, &address->storage, sizeof un);
+  const bool abstract = room > 1 && un.sun_path[0] == '\0';
+  const char *name = un.sun_path + (abstract ? 1 : 0);
+  const size_t len = abstract ? room - 1 : strnlen(name, room);
+  size_t n =
+      (size_t)snprintf(out, KVRELAY_ADDRESS_CAP, "%s", abstract ? "unix-abstract:" : "unix:");
+  for (size_t i = 0; i < len && n < KVRELAY_ADDRESS_CAP - 1; i++)
+    out[n++] = name[i] > ' ' && name[i] < 0x7f ? name[i] : '?';
+  out[n] = '\0';
 }
 
 void kvrelay_address_format(const kvrelay_address *address, char out[KVRELAY_ADDRESS_CAP]) {
   char host[80], port[8];
   struct sockaddr_storage copy = address->storage;
   if (copy.ss_family == AF_UNIX) {
-    struct sockaddr_un un;
-    memcpy(&un, &copy, sizeof un);
-    snprintf(out, KVRELAY_ADDRESS_CAP, "unix:%s",
-             address->len > offsetof(struct sockaddr_un, sun_path) ? un.sun_path : "");
+    format_unix(address, out);
     return;
   }
   if (getnameinfo((struct sockaddr *)&copy, address->len, host, sizeof host, port, sizeof port,

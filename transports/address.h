@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* address.h - texts of addresses: "host:port", "[::1]:port", "unix:path". */
+/* address.h - texts of addresses: "host:port", "[::1]:port", "unix:path", "unix-abstract:name". */
 #ifndef KVRELAY_ADDRESS_H
 #define KVRELAY_ADDRESS_H
 
@@ -27,9 +27,14 @@ int kvrelay_address_split(const char *text, char *host, size_t host_cap, char *p
  */
 int kvrelay_address_resolve(const char *host, const char *port, bool numeric, kvrelay_address *out,
                             size_t cap);
-/* "unix:path" and, after its prefix is removed, the path of a socket.
- * KVRELAY_TRANSPORT_ERR_ADDRESS: too long or empty. */
-int kvrelay_address_unix(const char *path, kvrelay_address *out);
+/* "unix:path", "unix:///path", "unix-abstract:name" (a name of the kernel's, without a file).  1, 0
+ * for a text that is none of them, or KVRELAY_TRANSPORT_ERR_ADDRESS: too long or empty. */
+int kvrelay_address_unix(const char *text, kvrelay_address *out);
+/* Any of the texts above, as something to bind: the first address of a host.  KVRELAY_TRANSPORT_OK,
+ * or _ERR_ADDRESS.  May ask the name service. */
+int kvrelay_address_parse(const char *text, kvrelay_address *out);
+/* Removes the file of a socket that is closed; of other addresses there is none. */
+void kvrelay_address_remove(const kvrelay_address *address);
 /* The address as its text form. */
 void kvrelay_address_format(const kvrelay_address *address, char out[KVRELAY_ADDRESS_CAP]);
 

@@ -51,11 +51,11 @@ static int parse_fixed(const char *text, kvrelay_dial_target *out) {
 
 int kvrelay_dial_target_parse(const char *text, kvrelay_dial_target *out) {
   memset(out, 0, sizeof *out);
-  if (cut_prefix(&text, "unix:")) {
-    (void)cut_prefix(&text, "//"); /* "unix:///path" */
+  const int local = kvrelay_address_unix(text, &out->address[0]);
+  if (local != 0) {
     out->address_count = 1;
     snprintf(out->authority, sizeof out->authority, "localhost");
-    return kvrelay_address_unix(text, &out->address[0]);
+    return local < 0 ? local : KVRELAY_TRANSPORT_OK;
   }
   if (cut_prefix(&text, "ipv4:") || cut_prefix(&text, "ipv6:"))
     return parse_fixed(text, out);

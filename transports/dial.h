@@ -17,7 +17,7 @@ typedef struct kvrelay_dial_target {
 
 /*
  * "host:port", "[::1]:port", "dns:///host:port", "ipv4:a:port,b:port", "ipv6:[a]:port,[b]:port",
- * "unix:path".  KVRELAY_TRANSPORT_OK, or _ERR_ADDRESS: none of them.
+ * "unix:path", "unix-abstract:name".  KVRELAY_TRANSPORT_OK, or _ERR_ADDRESS: none of them.
  */
 int kvrelay_dial_target_parse(const char *text, kvrelay_dial_target *out);
 

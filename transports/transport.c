@@ -20,7 +20,8 @@ const char *kvrelay_transport_strerror(int err) {
   case KVRELAY_TRANSPORT_ERR_MEMORY:
     return "out of memory";
   case KVRELAY_TRANSPORT_ERR_ADDRESS:
-    return "the address does not parse or resolve";
+    return "not an address (host:port, with its port; [::1]:port; unix:path), or it does not "
+           "resolve";
   case KVRELAY_TRANSPORT_ERR_BIND:
     return "the address cannot be bound";
   case KVRELAY_TRANSPORT_ERR_CONNECT:

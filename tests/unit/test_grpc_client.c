@@ -286,6 +286,8 @@ Test(grpc_client, C1_targets) {
                {"ipv6:[::1]:80,[::2]:80,[::3]:80", 3, "[::1]:80"},
                {"unix:/run/relay.sock", 1, "localhost"},
                {"unix:///run/relay.sock", 1, "localhost"},
+               {"unix-abstract:relay", 1, "localhost"},
+               {"unix-abstract:", -1, ""},
                {"ipv4:relay.example:80", -1, ""},
                {"ipv4:10.0.0.1", -1, ""},
                {"ipv4:10.0.0.1:80,", -1, ""},
@@ -337,9 +339,26 @@ Test(grpc_client, C2_the_next_address_when_one_refuses) {
   connect_by("127.0.0.1:0", "ipv4:127.0.0.1:1,127.0.0.1:%u");
 }
 
-Test(grpc_client, ipv6) { connect_by("[::1]:0", "[::1]:%u"); }
+Test(grpc_client, C1_ipv6) { connect_by("[::1]:0", "[::1]:%u"); }
 
-Test(grpc_client, unix_socket) {
+Test(grpc_client, C1_a_socket_without_a_file) {
+  char address[64], named[KVRELAY_ADDRESS_CAP];
+  snprintf(address, sizeof address, "unix-abstract:kvrelay-test-%d", (int)getpid());
+  kvrelay_address parsed;
+  cr_assert_eq(kvrelay_address_parse(address, &parsed), KVRELAY_TRANSPORT_OK);
+  kvrelay_address_format(&parsed, named);
+  cr_expect_str_eq(named, address);
+  connect_by(address, address);
+}
+
+Test(grpc_client, C1_a_missing_port_is_told) {
+  kvrelay_grpc_client_config cfg = kvrelay_grpc_client_config_default();
+  cfg.target = "relay.example";
+  const int err = kvrelay_grpc_client_open(&cfg, &caller.base, &client);
+  cr_expect(strstr(kvrelay_transport_strerror(err), "port") != NULL);
+}
+
+Test(grpc_client, C1_unix_socket) {
   char address[64];
   snprintf(address, sizeof address, "unix:/tmp/kvrelay-test-%d.sock", (int)getpid());
   connect_by(address, address); /* without a conversion: the port has no place in it */

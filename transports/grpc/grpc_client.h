@@ -11,7 +11,8 @@ struct event_base;
 typedef struct kvrelay_grpc_client_config {
   /*
    * "host:port", "[::1]:port", "dns:///host:port", "ipv4:a:port,b:port", "ipv6:[a]:port,[b]:port",
-   * "unix:path"; only read during open. Names are resolved again for each connection.
+   * "unix:path", "unix-abstract:name"; only read during open. Names are resolved again for each
+   * connection.
    */
   const char *target;
   struct event_base *base;      /* NULL: one of its own; must outlive the client */

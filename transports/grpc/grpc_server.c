@@ -6,7 +6,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include "grpc_server_private.h"
@@ -113,8 +112,8 @@ static void stop_listening(server *s) {
   kvrelay_timer_close(&s->accept_again);
   if (s->fd >= 0) {
     close(s->fd);
-    if (bound && s->address.storage.ss_family == AF_UNIX)
-      (void)unlink(((const struct sockaddr_un *)&s->address.storage)->sun_path);
+    if (bound)
+      kvrelay_address_remove(&s->address);
   }
   s->acceptable = NULL;
   s->fd = -1;
@@ -149,17 +148,7 @@ static uint64_t on_now_ns(const kvrelay_transport *t) {
 }
 
 static int listen_on(server *s, const char *bind_text) {
-  char host[256], port[8];
-  static const char unix_prefix[] = "unix:";
-  int err;
-  if (strncmp(bind_text, unix_prefix, sizeof unix_prefix - 1) == 0) {
-    err = kvrelay_address_unix(bind_text + sizeof unix_prefix - 1, &s->address);
-  } else {
-    err = kvrelay_address_split(bind_text, host, sizeof host, port, sizeof port);
-    if (err == KVRELAY_TRANSPORT_OK)
-      err = kvrelay_address_resolve(host, port, false, &s->address, 1);
-  }
-  if (err < 0)
+  if (kvrelay_address_parse(bind_text, &s->address) != KVRELAY_TRANSPORT_OK)
     return KVRELAY_TRANSPORT_ERR_ADDRESS;
   int one = 1;
   s->fd = socket(s->address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);

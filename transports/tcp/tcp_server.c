@@ -7,7 +7,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include "tcp_link.h"
@@ -516,8 +515,7 @@ static void stop_listening(server *s) {
     kvrelay_tcp_loop_unwatch(&s->hub.loop, &s->listener);
   close(s->listener.fd);
   s->listener.fd = -1;
-  if (s->address.storage.ss_family == AF_UNIX)
-    (void)unlink(((const struct sockaddr_un *)&s->address.storage)->sun_path);
+  kvrelay_address_remove(&s->address);
 }
 
 static void on_stop(kvrelay_transport *t, uint64_t grace_ns) {
@@ -544,19 +542,10 @@ static uint64_t on_now_ns(const kvrelay_transport *t) {
   return kvrelay_now_ns();
 }
 
-static int parse_bind(const char *text, kvrelay_address *out) {
-  char host[256], port[8];
-  static const char unix_prefix[] = "unix:";
-  if (strncmp(text, unix_prefix, sizeof unix_prefix - 1) == 0)
-    return kvrelay_address_unix(text + sizeof unix_prefix - 1, out);
-  const int err = kvrelay_address_split(text, host, sizeof host, port, sizeof port);
-  return err == KVRELAY_TRANSPORT_OK ? kvrelay_address_resolve(host, port, false, out, 1) : err;
-}
-
 static int listen_on(server *s, const char *text) {
   kvrelay_address address;
   const int one = 1;
-  if (parse_bind(text, &address) < 0)
+  if (kvrelay_address_parse(text, &address) != KVRELAY_TRANSPORT_OK)
     return KVRELAY_TRANSPORT_ERR_ADDRESS;
   const int fd = socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
   if (fd < 0)
