@@ -158,6 +158,7 @@ kvrelay_grpc_client_config kvrelay_grpc_client_config_default(void) {
       .backoff_max_ns = 120 * SECOND_NS,
       .keepalive_interval_ns = 30 * SECOND_NS,
       .keepalive_timeout_ns = 20 * SECOND_NS,
+      .goaway_grace_ns = 30 * SECOND_NS,
       .jitter_seed = kvrelay_now_ns(),
   };
 }
@@ -179,7 +180,7 @@ int kvrelay_grpc_client_open(const kvrelay_grpc_client_config *cfg, kvrelay_call
   k->state = CLIENT_WAITING;
   k->backoff_ns = cfg->backoff_first_ns;
   k->keepalive_ns = cfg->keepalive_interval_ns;
-  k->stop_at_ns = KVRELAY_TIME_NONE;
+  k->stop_at_ns = k->goaway_until_ns = KVRELAY_TIME_NONE;
   k->random = cfg->jitter_seed;
   TAILQ_INIT(&k->calls);
   TAILQ_INIT(&k->due);

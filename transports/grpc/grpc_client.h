@@ -27,7 +27,10 @@ typedef struct kvrelay_grpc_client_config {
   uint64_t backoff_max_ns;
   uint64_t keepalive_interval_ns; /* between PINGs while calls are open; KVRELAY_TIME_NONE: none */
   uint64_t keepalive_timeout_ns;  /* without an answer the connection is broken */
+  uint64_t goaway_grace_ns;       /* how long calls of a connection that takes no more may go on */
   uint64_t jitter_seed;           /* differs from client to client */
+  bool accept_compressed;         /* offers the encodings of grpc_codec.h; what becomes longer than
+                                     max_message_bytes ends its call with RESOURCE_EXHAUSTED */
 } kvrelay_grpc_client_config;
 
 /* Everything but `target`; the seed is taken from the clock. */

@@ -22,9 +22,9 @@ static void call_over(client_call *c) {
   kvrelay_call_map_remove(&k->open, &c->node);
   if (c->deadline_ns != KVRELAY_TIME_NONE)
     TAILQ_REMOVE(&k->due, c, due);
-  if (k->open.len == 0 && k->state == CLIENT_READY && (k->goaway || client_stopping(k)))
+  if (k->open.len == 0 && k->state == CLIENT_READY && (client_goaway(k) || client_stopping(k)))
     kvrelay_grpc_link_fail(&k->link, KVRELAY_TRANSPORT_CLOSED,
-                           k->goaway ? "the server goes away" : "stopped");
+                           client_goaway(k) ? "the server goes away" : "stopped");
 }
 
 static void call_end(client_call *c, const kvrelay_status *status) {
@@ -156,7 +156,7 @@ static void call_feed_failed(client_call *c, ptrdiff_t err) {
     call_reset_and_fail(c, KVRELAY_GRPC_RESOURCE_EXHAUSTED, "answer message above the limit");
   else if (err == KVRELAY_TRANSPORT_ERR_PROTOCOL)
     call_reset_and_fail(c, KVRELAY_GRPC_INTERNAL,
-                        "answer message compressed, although nothing was offered");
+                        "answer message broken, or compressed as nobody offered");
   else
     call_reset_and_fail(c, KVRELAY_GRPC_RESOURCE_EXHAUSTED, "no memory for an answer message");
 }
@@ -218,6 +218,10 @@ static int on_header(nghttp2_session *session, const nghttp2_frame *frame, nghtt
     c->has_status = true;
     c->status.grpc =
         number >= 0 && number <= KVRELAY_GRPC_UNAUTHENTICATED ? number : KVRELAY_GRPC_UNKNOWN;
+  } else if (is(name, "grpc-encoding") && !c->got_headers && c->client->cfg.accept_compressed) {
+    const int encoding = kvrelay_grpc_encoding_find(value.base, value.len);
+    if (encoding > KVRELAY_GRPC_IDENTITY)
+      kvrelay_grpc_inbox_encoding(&c->inbox, encoding);
   } else if (is(name, "grpc-message")) {
     kvrelay_grpc_percent_decode(value.base, value.len, c->status.text, sizeof c->status.text);
   } else if (is(name, "kv-relay-error-reason")) {
@@ -367,7 +371,7 @@ static int submit(client_call *c, const kvrelay_grpc_call_options *options) {
   client *k = c->client;
   const char *authority = k->target.authority;
   char timeout[KVRELAY_GRPC_TIMEOUT_CAP];
-  nghttp2_nv list[8 + KVRELAY_GRPC_METADATA_ENTRIES];
+  nghttp2_nv list[9 + KVRELAY_GRPC_METADATA_ENTRIES];
   size_t n = 0, cursor = 0;
   kvrelay_iov name, value;
   list[n++] = TEXT(":method", "POST");
@@ -380,6 +384,9 @@ static int submit(client_call *c, const kvrelay_grpc_call_options *options) {
   list[n++] = TEXT("te", "trailers");
   list[n++] = TEXT("content-type", "application/grpc");
   list[n++] = TEXT("user-agent", "kvrelay");
+  if (k->cfg.accept_compressed)
+    list[n++] = header("grpc-accept-encoding", 20, kvrelay_grpc_encodings(),
+                       strlen(kvrelay_grpc_encodings()), true);
   while (options->metadata != NULL && n < sizeof list / sizeof *list &&
          kvrelay_grpc_metadata_next(options->metadata, &cursor, &name, &value))
     list[n++] = header(name.base, name.len, value.base, value.len, false);
@@ -406,7 +413,7 @@ static void add_due(client_call *c) {
 static int may_start(client *k, uint32_t number, const kvrelay_grpc_call_options *options) {
   if (number == 0 || options->path == NULL || call_find(k, number) != NULL)
     return KVRELAY_TRANSPORT_ERR_ARG;
-  if (k->state != CLIENT_READY || k->goaway || k->link.err != 0 || client_stopping(k))
+  if (k->state != CLIENT_READY || client_goaway(k) || k->link.err != 0 || client_stopping(k))
     return KVRELAY_TRANSPORT_ERR_CONNECT;
   /* Beyond the server's limit a call would wait in silence. */
   if (k->open.len >= k->cfg.max_calls ||

@@ -29,7 +29,11 @@ static void on_settings(client *k) {
 
 static void on_goaway(client *k, const nghttp2_goaway *frame) {
   static const char calm[] = "too_many_pings";
-  k->goaway = true;
+  if (!client_goaway(k)) {
+    const uint64_t until = later_by(kvrelay_now_ns(), k->cfg.goaway_grace_ns);
+    k->goaway_until_ns = until == KVRELAY_TIME_NONE ? until - 1 : until;
+    kvrelay_grpc_link_rearm(&k->link);
+  }
   if (frame->error_code == NGHTTP2_ENHANCE_YOUR_CALM && frame->opaque_data_len == sizeof calm - 1 &&
       memcmp(frame->opaque_data, calm, sizeof calm - 1) == 0)
     k->keepalive_ns =
@@ -136,6 +140,8 @@ static uint64_t on_deadline_ns(const kvrelay_grpc_link *link) {
                                              : k->ping_at_ns;
   if (c != NULL && c->deadline_ns < at)
     at = c->deadline_ns;
+  if (k->goaway_until_ns < at)
+    at = k->goaway_until_ns;
   return at < k->stop_at_ns ? at : k->stop_at_ns;
 }
 
@@ -144,6 +150,8 @@ static void on_link_tick(kvrelay_grpc_link *link, uint64_t now) {
   kvrelay_grpc_client_calls_expire(k, now);
   if (now >= k->stop_at_ns) {
     kvrelay_grpc_link_fail(link, KVRELAY_TRANSPORT_CLOSED, "grace time over");
+  } else if (now >= k->goaway_until_ns) {
+    kvrelay_grpc_link_fail(link, KVRELAY_TRANSPORT_CLOSED, "the server goes away");
   } else if (k->state == CLIENT_HANDSHAKE) {
     if (now >= later_by(k->attempt_ns, k->cfg.connect_timeout_ns))
       kvrelay_grpc_link_fail(link, KVRELAY_TRANSPORT_ERR_CONNECT, "no SETTINGS in time");
@@ -173,7 +181,8 @@ bool kvrelay_grpc_client_link_open(client *k, int fd) {
   memset(&k->link, 0, sizeof k->link);
   k->link.no_linger = true;
   k->first_len = 0;
-  k->goaway = k->ping_open = false;
+  k->ping_open = false;
+  k->goaway_until_ns = KVRELAY_TIME_NONE;
   if (kvrelay_grpc_link_open(&k->link, &k->loop, &link_events, fd, OUTPUT_THRESHOLD) ==
           KVRELAY_TRANSPORT_OK &&
       nghttp2_session_client_new2(&k->link.session, k->callbacks, k, k->option) == 0 &&

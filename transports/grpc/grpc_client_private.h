@@ -64,12 +64,13 @@ struct client {
   uint64_t attempt_ns;       /* start of the last attempt */
   uint64_t backoff_ns;       /* from one start to the next */
   uint64_t keepalive_ns, ping_at_ns;
-  uint64_t stop_at_ns; /* KVRELAY_TIME_NONE: not stopping */
+  uint64_t stop_at_ns;      /* KVRELAY_TIME_NONE: not stopping */
+  uint64_t goaway_until_ns; /* KVRELAY_TIME_NONE: the server did not say that it goes away */
   uint64_t random;
   nghttp2_session_callbacks *callbacks;
   nghttp2_option *option;
   size_t first_len; /* of the server's first frame header, to tell what it speaks */
-  bool ping_open, goaway;
+  bool ping_open;
 };
 
 static inline uint64_t later_by(uint64_t now, uint64_t delay) {
@@ -78,6 +79,9 @@ static inline uint64_t later_by(uint64_t now, uint64_t delay) {
 
 static inline client *client_of(const kvrelay_transport *t) { return (client *)(uintptr_t)t; }
 static inline bool client_stopping(const client *k) { return k->stop_at_ns != KVRELAY_TIME_NONE; }
+static inline bool client_goaway(const client *k) {
+  return k->goaway_until_ns != KVRELAY_TIME_NONE;
+}
 static inline bool client_has_link(const client *k) {
   return k->state == CLIENT_HANDSHAKE || k->state == CLIENT_READY;
 }
