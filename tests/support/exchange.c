@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "tls_pair.h"
 #include "transports/grpc/grpc_client.h"
 #include "transports/grpc/grpc_server.h"
 #include "transports/tcp/tcp_client.h"
@@ -15,22 +16,60 @@
 
 /* ---- transports ---- */
 
-static int open_grpc_server(struct event_base *base, const char *bind, kvrelay_service *service,
-                            kvrelay_transport **out) {
+static kvrelay_tls *tls[2];
+
+/* Both sides together: a process that is forked later shares their authority. */
+void carriers_prepare(void) {
+  if (tls[TLS_SERVER] != NULL)
+    return;
+  tls[TLS_SERVER] = tls_open(tls_server_config());
+  tls[TLS_CLIENT] = tls_open(tls_client_config());
+}
+
+static kvrelay_security *security_of(int side) {
+  carriers_prepare();
+  return kvrelay_tls_security(tls[side]);
+}
+
+static int grpc_server(struct event_base *base, const char *bind, kvrelay_security *security,
+                       kvrelay_service *service, kvrelay_transport **out) {
   kvrelay_grpc_server_config cfg = kvrelay_grpc_server_config_default();
   cfg.bind = bind;
   cfg.base = base;
+  cfg.security = security;
   cfg.max_connections_per_peer = cfg.max_connections = 4096;
   return kvrelay_grpc_server_open(&cfg, service, out);
 }
 
-static int open_grpc_client(struct event_base *base, const char *target, kvrelay_caller *caller,
-                            kvrelay_client_transport **out) {
+static int open_grpc_server(struct event_base *base, const char *bind, kvrelay_service *service,
+                            kvrelay_transport **out) {
+  return grpc_server(base, bind, NULL, service, out);
+}
+
+static int open_grpc_tls_server(struct event_base *base, const char *bind, kvrelay_service *service,
+                                kvrelay_transport **out) {
+  return grpc_server(base, bind, security_of(TLS_SERVER), service, out);
+}
+
+static int grpc_client(struct event_base *base, const char *target, kvrelay_security *security,
+                       kvrelay_caller *caller, kvrelay_client_transport **out) {
   kvrelay_grpc_client_config cfg = kvrelay_grpc_client_config_default();
   cfg.target = target;
   cfg.base = base;
   cfg.backoff_first_ns = cfg.backoff_max_ns = MS;
+  cfg.security = security;
+  cfg.server_name = "relay.example"; /* for sockets in the file system */
   return kvrelay_grpc_client_open(&cfg, caller, out);
+}
+
+static int open_grpc_client(struct event_base *base, const char *target, kvrelay_caller *caller,
+                            kvrelay_client_transport **out) {
+  return grpc_client(base, target, NULL, caller, out);
+}
+
+static int open_grpc_tls_client(struct event_base *base, const char *target, kvrelay_caller *caller,
+                                kvrelay_client_transport **out) {
+  return grpc_client(base, target, security_of(TLS_CLIENT), caller, out);
 }
 
 static int open_tcp_server(struct event_base *base, const char *bind, kvrelay_service *service,
@@ -53,6 +92,7 @@ static int open_tcp_client(struct event_base *base, const char *target, kvrelay_
 
 const carrier carriers[] = {
     {"grpc", open_grpc_server, kvrelay_grpc_server_address, open_grpc_client},
+    {"grpc over TLS", open_grpc_tls_server, kvrelay_grpc_server_address, open_grpc_tls_client},
     {"raw", open_tcp_server, kvrelay_tcp_server_address, open_tcp_client}};
 const size_t carriers_len = sizeof carriers / sizeof *carriers;
 

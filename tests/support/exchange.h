@@ -21,6 +21,8 @@ typedef struct carrier {
 } carrier;
 extern const carrier carriers[];
 extern const size_t carriers_len;
+/* Makes what they need besides, certificates; before anything may fail. */
+void carriers_prepare(void);
 
 #define EXCHANGE_CALLS 5
 

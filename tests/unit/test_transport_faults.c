@@ -62,6 +62,7 @@ static bool survive(const carrier *how, enum fault_kind kind, unsigned long nth,
 static void survive_all(enum fault_kind kind, unsigned long count, int error,
                         unsigned long at_least) {
   faults_install();
+  carriers_prepare();
   for (size_t i = 0; i < carriers_len; i++) {
     unsigned long nth = 1;
     while (survive(&carriers[i], kind, nth, count, error))

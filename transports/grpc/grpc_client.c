@@ -87,6 +87,22 @@ static void on_timer(void *client_) {
 
 /* ---- the transport ---- */
 
+/* Whom the certificate names, and how requests call the server. */
+static int set_names(client *k) {
+  kvrelay_dial_target *t = &k->target;
+  const char *name = k->cfg.server_name;
+  if (k->cfg.security == NULL)
+    return KVRELAY_TRANSPORT_OK;
+  if (name == NULL && (t->host[0] == '\0' || t->address_count > 1))
+    return KVRELAY_TRANSPORT_ERR_ARG;
+  if (name != NULL && (name[0] == '\0' || strlen(name) >= sizeof k->peer_name))
+    return KVRELAY_TRANSPORT_ERR_ARG;
+  snprintf(k->peer_name, sizeof k->peer_name, "%s", name != NULL ? name : t->host);
+  if (name != NULL)
+    snprintf(t->authority, sizeof t->authority, "%s", name);
+  return KVRELAY_TRANSPORT_OK;
+}
+
 static int on_run_once(kvrelay_transport *t, uint64_t timeout_ns) {
   client *k = client_of(t);
   return k->state == CLIENT_CLOSED ? KVRELAY_TRANSPORT_CLOSED
@@ -186,6 +202,8 @@ int kvrelay_grpc_client_open(const kvrelay_grpc_client_config *cfg, kvrelay_call
   TAILQ_INIT(&k->due);
   int err = kvrelay_dial_target_parse(cfg->target, &k->target);
   if (err == KVRELAY_TRANSPORT_OK)
+    err = set_names(k);
+  if (err == KVRELAY_TRANSPORT_OK)
     err = kvrelay_grpc_loop_open(&k->loop, cfg->base, NULL, k);
   if (err != KVRELAY_TRANSPORT_OK) {
     free(k);
@@ -201,4 +219,9 @@ int kvrelay_grpc_client_open(const kvrelay_grpc_client_config *cfg, kvrelay_call
   }
   on_close(&k->base.base);
   return err;
+}
+
+int64_t kvrelay_grpc_client_peer_not_after(const kvrelay_client_transport *t) {
+  const client *k = client_of(&t->base);
+  return client_has_link(k) && k->link.secure != NULL ? k->link.secure->peer_not_after : 0;
 }

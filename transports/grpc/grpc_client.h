@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* grpc_client.h - a caller of transport.h as a plaintext gRPC client with one connection. */
+/* grpc_client.h - a caller of transport.h as a gRPC client with one connection. */
 #ifndef KVRELAY_GRPC_CLIENT_H
 #define KVRELAY_GRPC_CLIENT_H
 
-#include "../transport.h"
+#include "../secure.h"
 #include "grpc_metadata.h"
 
 struct event_base;
@@ -15,7 +15,12 @@ typedef struct kvrelay_grpc_client_config {
    * connection.
    */
   const char *target;
-  struct event_base *base;      /* NULL: one of its own; must outlive the client */
+  struct event_base *base;    /* NULL: one of its own; must outlive the client */
+  kvrelay_security *security; /* a client's; NULL: plaintext; must outlive the client */
+  /* With `security`: whom the server's certificate has to name, and what requests are addressed to,
+   * when it is not the target's host; only read during open.  NULL: the host, which "unix:" and a
+   * list of several addresses do not have: these need it. */
+  const char *server_name;
   size_t max_message_bytes;     /* one message, either way; a longer answer ends its call with
                                    RESOURCE_EXHAUSTED */
   uint32_t stream_window_bytes; /* what the server may send unread, per call; 65 535 .. 2^31 - 1 */
@@ -44,6 +49,9 @@ kvrelay_grpc_client_config kvrelay_grpc_client_config_default(void);
  */
 int kvrelay_grpc_client_open(const kvrelay_grpc_client_config *cfg, kvrelay_caller *caller,
                              kvrelay_client_transport **out);
+/* With `security` and while connected: the end of the server's certificate in unix seconds.  0: not
+ * known. */
+int64_t kvrelay_grpc_client_peer_not_after(const kvrelay_client_transport *client);
 
 /*
  * ---- calls of any shape ----

@@ -375,7 +375,7 @@ static int submit(client_call *c, const kvrelay_grpc_call_options *options) {
   size_t n = 0, cursor = 0;
   kvrelay_iov name, value;
   list[n++] = TEXT(":method", "POST");
-  list[n++] = TEXT(":scheme", "http");
+  list[n++] = k->cfg.security != NULL ? TEXT(":scheme", "https") : TEXT(":scheme", "http");
   list[n++] = header(":path", 5, options->path, strlen(options->path), false);
   list[n++] = header(":authority", 10, authority, strlen(authority), true);
   if (options->timeout_ns != KVRELAY_TIME_NONE)

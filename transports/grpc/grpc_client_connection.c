@@ -154,7 +154,8 @@ static void on_link_tick(kvrelay_grpc_link *link, uint64_t now) {
     kvrelay_grpc_link_fail(link, KVRELAY_TRANSPORT_CLOSED, "the server goes away");
   } else if (k->state == CLIENT_HANDSHAKE) {
     if (now >= later_by(k->attempt_ns, k->cfg.connect_timeout_ns))
-      kvrelay_grpc_link_fail(link, KVRELAY_TRANSPORT_ERR_CONNECT, "no SETTINGS in time");
+      kvrelay_grpc_link_fail(link, KVRELAY_TRANSPORT_ERR_CONNECT,
+                             link->shaking ? "no TLS handshake in time" : "no SETTINGS in time");
   } else if (now >= k->ping_at_ns) {
     if (k->ping_open) {
       kvrelay_grpc_link_fail(link, KVRELAY_TRANSPORT_ERR_CONNECT, "no answer to a keepalive PING");
@@ -169,8 +170,8 @@ static void on_link_tick(kvrelay_grpc_link *link, uint64_t now) {
   }
 }
 
-static const kvrelay_grpc_link_events link_events = {on_received, on_deadline_ns, on_link_tick,
-                                                     on_gone, NULL};
+static const kvrelay_grpc_link_events link_events = {
+    .received = on_received, .deadline_ns = on_deadline_ns, .tick = on_link_tick, .gone = on_gone};
 
 bool kvrelay_grpc_client_link_open(client *k, int fd) {
   const nghttp2_settings_entry settings[] = {
@@ -185,6 +186,8 @@ bool kvrelay_grpc_client_link_open(client *k, int fd) {
   k->goaway_until_ns = KVRELAY_TIME_NONE;
   if (kvrelay_grpc_link_open(&k->link, &k->loop, &link_events, fd, OUTPUT_THRESHOLD) ==
           KVRELAY_TRANSPORT_OK &&
+      (k->cfg.security == NULL ||
+       kvrelay_grpc_link_secure(&k->link, k->cfg.security, k->peer_name) == KVRELAY_TRANSPORT_OK) &&
       nghttp2_session_client_new2(&k->link.session, k->callbacks, k, k->option) == 0 &&
       nghttp2_submit_settings(k->link.session, NGHTTP2_FLAG_NONE, settings,
                               sizeof settings / sizeof *settings) == 0 &&

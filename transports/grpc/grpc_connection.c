@@ -177,8 +177,9 @@ void kvrelay_grpc_connection_free(connection *conn) {
 
 static void on_gone(kvrelay_grpc_link *link) {
   connection *conn = connection_of(link);
-  bool strange =
-      link->err == KVRELAY_TRANSPORT_ERR_PROTOCOL || link->err == KVRELAY_TRANSPORT_ERR_LIMIT;
+  bool strange = link->err == KVRELAY_TRANSPORT_ERR_PROTOCOL ||
+                 link->err == KVRELAY_TRANSPORT_ERR_LIMIT ||
+                 link->err == KVRELAY_TRANSPORT_ERR_SECURITY;
   kvrelay_grpc_server_say(conn->server, strange ? KVRELAY_GRPC_LOG_WARN : KVRELAY_GRPC_LOG_DEBUG,
                           "connection_closed", conn, link->text);
   kvrelay_grpc_connection_free(conn);
@@ -285,6 +286,10 @@ static uint64_t on_deadline_ns(const kvrelay_grpc_link *link) {
 /* GOAWAY in two steps, so that no call that is on its way gets lost. */
 void kvrelay_grpc_connection_drain(connection *conn, uint64_t grace_ns) {
   uint64_t now = kvrelay_now_ns();
+  if (conn->link.shaking) {
+    kvrelay_grpc_link_fail(&conn->link, KVRELAY_TRANSPORT_CLOSED, "stopped in the handshake");
+    return;
+  }
   uint64_t until = later_by(now, grace_ns);
   if (conn->drain == DRAIN_NONE) {
     conn->drain = DRAIN_NOTICE;
@@ -302,7 +307,9 @@ static void on_tick(kvrelay_grpc_link *link, uint64_t now) {
   const kvrelay_grpc_server_config *cfg = &conn->server->cfg;
   if (!conn->saw_call && now >= later_by(conn->opened_ns, cfg->handshake_timeout_ns)) {
     if (conn->preface_len < PREFACE_LEN) {
-      kvrelay_grpc_link_fail(link, KVRELAY_TRANSPORT_ERR_PROTOCOL, "no HTTP/2 preface in time");
+      kvrelay_grpc_link_fail(link, KVRELAY_TRANSPORT_ERR_PROTOCOL,
+                             link->shaking ? "no TLS handshake in time"
+                                           : "no HTTP/2 preface in time");
       return;
     }
     conn->saw_call = true; /* looked at, once */
@@ -339,8 +346,17 @@ static void on_given_away(kvrelay_grpc_link *link, int fd) {
   cfg->raw(cfg->raw_context, fd, &conn->peer);
 }
 
-static const kvrelay_grpc_link_events link_events = {on_received, on_deadline_ns, on_tick, on_gone,
-                                                     on_given_away};
+static void on_secured(kvrelay_grpc_link *link) {
+  kvrelay_grpc_server_say(connection_of(link)->server, KVRELAY_GRPC_LOG_DEBUG, "connection_secured",
+                          connection_of(link), "TLS");
+}
+
+static const kvrelay_grpc_link_events link_events = {.received = on_received,
+                                                     .secured = on_secured,
+                                                     .deadline_ns = on_deadline_ns,
+                                                     .tick = on_tick,
+                                                     .gone = on_gone,
+                                                     .given_away = on_given_away};
 
 static uint64_t random_below(server *s, uint64_t bound) {
   s->jitter = s->jitter * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
@@ -370,6 +386,8 @@ void kvrelay_grpc_connection_open(server *s, int fd, const kvrelay_address *peer
       {NGHTTP2_SETTINGS_MAX_HEADER_LIST_SIZE, (uint32_t)MAX_HEADER_LIST_BYTES}};
   if (kvrelay_grpc_link_open(&conn->link, &s->loop, &link_events, fd, s->cfg.output_threshold) !=
           KVRELAY_TRANSPORT_OK ||
+      (s->cfg.security != NULL &&
+       kvrelay_grpc_link_secure(&conn->link, s->cfg.security, NULL) != KVRELAY_TRANSPORT_OK) ||
       nghttp2_session_server_new2(&conn->link.session, s->callbacks, conn, s->option) != 0 ||
       nghttp2_submit_settings(conn->link.session, NGHTTP2_FLAG_NONE, settings,
                               sizeof settings / sizeof *settings) != 0 ||

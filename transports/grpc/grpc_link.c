@@ -20,7 +20,7 @@
 
 /* ---- loop ---- */
 
-static void link_flush(kvrelay_grpc_link *link);
+static void link_turn(kvrelay_grpc_link *link, bool readable);
 static void link_settle(kvrelay_grpc_link *link);
 
 static void on_wake(evutil_socket_t fd, short what, void *loop_) {
@@ -45,7 +45,7 @@ static void on_kick(evutil_socket_t fd, short what, void *loop_) {
   while ((link = TAILQ_FIRST(&loop->kicked)) != NULL) {
     TAILQ_REMOVE(&loop->kicked, link, kicked);
     link->is_kicked = false;
-    link_flush(link);
+    link_turn(link, false);
     link_settle(link);
   }
 }
@@ -143,9 +143,31 @@ static void link_settle(kvrelay_grpc_link *link) {
     link->events->gone(link);
 }
 
+/* A session said so. */
+static void link_lost(kvrelay_grpc_link *link, ptrdiff_t code) {
+  kvrelay_grpc_link_fail(link,
+                         code == KVRELAY_SECURE_FAILED ? KVRELAY_TRANSPORT_ERR_SECURITY
+                                                       : KVRELAY_TRANSPORT_ERR_CONNECT,
+                         code == KVRELAY_SECURE_CLOSED ? "closed by the peer" : link->secure->text);
+}
+
+static void link_await_writable(kvrelay_grpc_link *link) {
+  if (event_add(link->writable, NULL) != 0)
+    kvrelay_grpc_link_fail(link, KVRELAY_TRANSPORT_ERR_MEMORY, "no memory for output");
+}
+
 static void link_linger(kvrelay_grpc_link *link) {
   if (link->no_linger) {
     kvrelay_grpc_link_fail(link, KVRELAY_TRANSPORT_CLOSED, "closed");
+    return;
+  }
+  const int said = link->secure != NULL ? link->secure->shutdown(link->secure) : KVRELAY_SECURE_OK;
+  if (said == KVRELAY_SECURE_AGAIN) {
+    link_await_writable(link);
+    return;
+  }
+  if (said < 0) {
+    link_lost(link, said);
     return;
   }
   if (shutdown(link->fd, SHUT_WR) != 0) {
@@ -194,25 +216,55 @@ static void link_fill(kvrelay_grpc_link *link) {
   }
 }
 
-/* One gathered write.  Not evbuffer_write: that one raises SIGPIPE.  Returns the bytes written. */
+/* Not evbuffer_write: that one raises SIGPIPE. */
+static ptrdiff_t plain_write(kvrelay_grpc_link *link, struct evbuffer_iovec *pieces, size_t count) {
+  struct msghdr message = {.msg_iov = pieces, .msg_iovlen = count};
+  ssize_t n = sendmsg(link->fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+  if (n < 0 && errno != EAGAIN && errno != EINTR)
+    kvrelay_grpc_link_fail(link, KVRELAY_TRANSPORT_ERR_CONNECT, strerror(errno));
+  return n;
+}
+
+static ptrdiff_t secure_write(kvrelay_grpc_link *link, const struct evbuffer_iovec *pieces,
+                              size_t count) {
+  kvrelay_iov list[WRITE_PIECES];
+  for (size_t i = 0; i < count; i++)
+    list[i] = (kvrelay_iov){pieces[i].iov_base, pieces[i].iov_len};
+  ptrdiff_t n = link->secure->write(link->secure, list, count);
+  if (n < 0)
+    link_lost(link, n);
+  return n;
+}
+
+/* One gathered write.  Returns the bytes taken. */
 static size_t link_write(kvrelay_grpc_link *link) {
   struct evbuffer_iovec pieces[WRITE_PIECES];
-  int count = evbuffer_peek(link->out, -1, NULL, pieces, WRITE_PIECES);
-  struct msghdr message = {.msg_iov = pieces,
-                           .msg_iovlen = (size_t)(count > WRITE_PIECES ? WRITE_PIECES : count)};
-  ssize_t n = sendmsg(link->fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
-  if (n < 0) {
-    if (errno != EAGAIN && errno != EINTR)
-      kvrelay_grpc_link_fail(link, KVRELAY_TRANSPORT_ERR_CONNECT, strerror(errno));
+  int all = evbuffer_peek(link->out, -1, NULL, pieces, WRITE_PIECES);
+  size_t count = (size_t)(all > WRITE_PIECES ? WRITE_PIECES : all);
+  ptrdiff_t n =
+      link->secure != NULL ? secure_write(link, pieces, count) : plain_write(link, pieces, count);
+  if (n <= 0)
     return 0;
-  }
   evbuffer_drain(link->out, (size_t)n);
   return (size_t)n;
 }
 
+/* True while the session holds bytes that the socket has not taken. */
+static bool link_holds(kvrelay_grpc_link *link) {
+  if (link->secure == NULL || !link->secure->wants_write)
+    return false;
+  ptrdiff_t n = link->secure->write(link->secure, NULL, 0);
+  if (n < 0)
+    link_lost(link, n);
+  else if (link->secure->wants_write)
+    link_await_writable(link);
+  return link->err != 0 || link->secure->wants_write;
+}
+
 static void link_flush(kvrelay_grpc_link *link) {
   size_t written = 0;
-  if (link->lingering || link->err != 0 || link->session == NULL || link->foreign_first != 0)
+  if (link->lingering || link->err != 0 || link->session == NULL || link->foreign_first != 0 ||
+      link->shaking)
     return;
   for (;;) {
     link_fill(link);
@@ -223,12 +275,11 @@ static void link_flush(kvrelay_grpc_link *link) {
     if (link->err != 0)
       return;
     if (n == 0 || written > WRITE_PER_TURN) {
-      if (event_add(link->writable, NULL) != 0)
-        kvrelay_grpc_link_fail(link, KVRELAY_TRANSPORT_ERR_MEMORY, "no memory for output");
+      link_await_writable(link);
       return;
     }
   }
-  if (link->err != 0)
+  if (link->err != 0 || link_holds(link))
     return;
   bool done =
       !nghttp2_session_want_read(link->session) && !nghttp2_session_want_write(link->session);
@@ -241,7 +292,7 @@ static void on_writable(evutil_socket_t fd, short what, void *link_) {
   (void)fd;
   (void)what;
   link->loop->turns++;
-  link_flush(link);
+  link_turn(link, false);
   link_settle(link);
 }
 
@@ -287,29 +338,71 @@ static void link_tell_apart(kvrelay_grpc_link *link) {
   link->events->given_away(link, fd);
 }
 
-static void on_readable(evutil_socket_t fd, short what, void *link_) {
-  kvrelay_grpc_link *link = link_;
-  (void)what;
-  link->loop->turns++;
-  if (link->foreign_first != 0)
-    link_tell_apart(link);
+/* Bytes that came; 0: none now, or none any more. */
+static size_t link_read(kvrelay_grpc_link *link) {
+  if (link->secure != NULL) {
+    ptrdiff_t n = link->secure->read(link->secure, link->loop->input, INPUT_CAP);
+    if (n < 0)
+      link_lost(link, n);
+    return n > 0 ? (size_t)n : 0;
+  }
+  ssize_t n = read(link->fd, link->loop->input, INPUT_CAP);
+  if (n == 0)
+    kvrelay_grpc_link_fail(link, KVRELAY_TRANSPORT_ERR_CONNECT, "closed by the peer");
+  else if (n < 0 && errno != EAGAIN && errno != EINTR)
+    kvrelay_grpc_link_fail(link, KVRELAY_TRANSPORT_ERR_CONNECT, strerror(errno));
+  return n > 0 ? (size_t)n : 0;
+}
+
+/* Input that no readable socket announces. */
+static bool link_pending(const kvrelay_grpc_link *link) {
+  return link->secure != NULL && link->secure->pending;
+}
+
+static void link_receive(kvrelay_grpc_link *link) {
   for (int i = 0; i < READS_PER_TURN && link->err == 0; i++) {
-    ssize_t n = read(fd, link->loop->input, INPUT_CAP);
-    if (n < 0) {
-      if (errno != EAGAIN && errno != EINTR)
-        kvrelay_grpc_link_fail(link, KVRELAY_TRANSPORT_ERR_CONNECT, strerror(errno));
-      break;
-    }
-    if (n == 0) {
-      kvrelay_grpc_link_fail(link, KVRELAY_TRANSPORT_ERR_CONNECT, "closed by the peer");
-      break;
-    }
-    if (!link->lingering && !link->closing)
-      link_feed(link, link->loop->input, (size_t)n);
-    if ((size_t)n < INPUT_CAP)
+    size_t n = link_read(link);
+    if (n > 0 && link->err == 0 && !link->lingering && !link->closing)
+      link_feed(link, link->loop->input, n);
+    if (n < INPUT_CAP && !link_pending(link))
       break;
   }
+  if (link->err == 0 && link_pending(link))
+    kvrelay_grpc_link_rearm(link);
+}
+
+/* True once there is no handshake (any more). */
+static bool link_shake(kvrelay_grpc_link *link) {
+  if (!link->shaking)
+    return true;
+  int result = link->secure->handshake(link->secure);
+  if (result < 0) {
+    link_lost(link, result);
+  } else if (result == KVRELAY_SECURE_OK) {
+    link->shaking = false;
+    if (link->events->secured != NULL)
+      link->events->secured(link);
+  } else if (link->secure->wants_write) {
+    link_await_writable(link);
+  }
+  return !link->shaking;
+}
+
+/* All that a link does when its turn has come. */
+static void link_turn(kvrelay_grpc_link *link, bool readable) {
+  if (readable && link->foreign_first != 0)
+    link_tell_apart(link);
+  if (link->err == 0 && link_shake(link) && (readable || link_pending(link)))
+    link_receive(link);
   link_flush(link);
+}
+
+static void on_readable(evutil_socket_t fd, short what, void *link_) {
+  kvrelay_grpc_link *link = link_;
+  (void)fd;
+  (void)what;
+  link->loop->turns++;
+  link_turn(link, true);
   link_settle(link);
 }
 
@@ -325,7 +418,7 @@ static void on_timer(void *link_) {
       kvrelay_grpc_link_fail(link, KVRELAY_TRANSPORT_CLOSED, "closed");
   } else {
     link->events->tick(link, now);
-    link_flush(link);
+    link_turn(link, false);
   }
   if (link->err == 0)
     kvrelay_grpc_link_rearm(link);
@@ -334,6 +427,8 @@ static void on_timer(void *link_) {
 
 void kvrelay_grpc_link_rearm(kvrelay_grpc_link *link) {
   uint64_t at = link->lingering ? link->linger_until_ns : link->events->deadline_ns(link);
+  if (link_pending(link) && !link->lingering)
+    at = 0; /* in the next turn, behind the others */
   if (at == link->timer_at_ns)
     return;
   link->timer_at_ns = at;
@@ -361,7 +456,20 @@ int kvrelay_grpc_link_open(kvrelay_grpc_link *link, kvrelay_grpc_loop *loop,
   return KVRELAY_TRANSPORT_OK;
 }
 
+int kvrelay_grpc_link_secure(kvrelay_grpc_link *link, kvrelay_security *security,
+                             const char *peer_name) {
+  const kvrelay_secure_config cfg = {link->fd, "h2", true, peer_name};
+  link->secure = security->session(security, &cfg);
+  link->shaking = link->secure != NULL;
+  return link->shaking ? KVRELAY_TRANSPORT_OK : KVRELAY_TRANSPORT_ERR_MEMORY;
+}
+
 void kvrelay_grpc_link_close(kvrelay_grpc_link *link) {
+  if (link->secure != NULL) {
+    (void)link->secure->shutdown(link->secure); /* if it still can be said */
+    link->secure->close(link->secure);
+    link->secure = NULL;
+  }
   if (link->is_kicked)
     TAILQ_REMOVE(&link->loop->kicked, link, kicked);
   link->is_kicked = false;

@@ -8,8 +8,8 @@
 #include <nghttp2/nghttp2.h>
 #include <sys/queue.h>
 
+#include "../secure.h"
 #include "../timer.h"
-#include "../transport.h"
 
 typedef struct kvrelay_grpc_link kvrelay_grpc_link;
 TAILQ_HEAD(kvrelay_grpc_links, kvrelay_grpc_link);
@@ -47,6 +47,8 @@ typedef struct kvrelay_grpc_link_events {
   /* Everything received, before it goes to nghttp2.  Returns how many of these bytes (len > 0) it
    * gets before this is called for the rest; 0: the link is failed already. */
   size_t (*received)(kvrelay_grpc_link *link, const uint8_t *bytes, size_t len);
+  /* The handshake is done: `link->secure` knows the peer.  May be NULL. */
+  void (*secured)(kvrelay_grpc_link *link);
   /* Monotonic time of the next `tick`; KVRELAY_TIME_NONE: none. */
   uint64_t (*deadline_ns)(const kvrelay_grpc_link *link);
   void (*tick)(kvrelay_grpc_link *link, uint64_t now_ns);
@@ -70,9 +72,11 @@ struct kvrelay_grpc_link {
   TAILQ_ENTRY(kvrelay_grpc_link) kicked;
   int fd;
   int err; /* 0 while it lives */
-  char text[128];
+  char text[256];
+  kvrelay_secure_session *secure; /* NULL: plaintext */
   uint8_t
       foreign_first; /* first byte of another protocol, which is left unread; 0: none, or told */
+  bool shaking;      /* the handshake is not done: nothing else is sent or received */
   bool is_kicked;
   bool no_linger; /* closes without waiting for the peer */
   bool closing;   /* send what is in `out`, then shut down */
@@ -84,6 +88,10 @@ struct kvrelay_grpc_link {
 int kvrelay_grpc_link_open(kvrelay_grpc_link *link, kvrelay_grpc_loop *loop,
                            const kvrelay_grpc_link_events *events, int fd, size_t out_threshold);
 void kvrelay_grpc_link_close(kvrelay_grpc_link *link);
+/* Before anything is sent: what the link carries from now on goes through a session of `security`.
+ * `peer_name` as in kvrelay_secure_config.  KVRELAY_TRANSPORT_OK, or _ERR_MEMORY. */
+int kvrelay_grpc_link_secure(kvrelay_grpc_link *link, kvrelay_security *security,
+                             const char *peer_name);
 /* Something was submitted: write soon. */
 void kvrelay_grpc_link_kick(kvrelay_grpc_link *link);
 /* The deadline may have become earlier. */

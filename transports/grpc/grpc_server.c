@@ -18,12 +18,14 @@
 
 void kvrelay_grpc_server_say(const server *s, int level, const char *event, const connection *conn,
                              const char *text) {
-  char peer[KVRELAY_ADDRESS_CAP] = "", line[512];
+  char peer[KVRELAY_ADDRESS_CAP] = "", line[1024];
   if (s->cfg.log == NULL)
     return;
   if (conn != NULL)
     kvrelay_address_format(&conn->peer, peer);
-  snprintf(line, sizeof line, "%s%s%s", peer, conn != NULL ? ": " : "", text);
+  const char *name = conn != NULL && conn->link.secure != NULL ? conn->link.secure->peer : "";
+  snprintf(line, sizeof line, name[0] != '\0' ? "%s (%s)%s%s" : "%s%s%s%s", peer, name,
+           conn != NULL ? ": " : "", text);
   s->cfg.log(s->cfg.log_context, level, event, line);
 }
 
@@ -189,8 +191,8 @@ kvrelay_grpc_server_config kvrelay_grpc_server_config_default(void) {
 int kvrelay_grpc_server_open(const kvrelay_grpc_server_config *cfg, kvrelay_service *service,
                              kvrelay_transport **out) {
   if (cfg == NULL || service == NULL || cfg->bind == NULL || cfg->output_threshold == 0 ||
-      cfg->max_connections == 0 || cfg->max_connections_per_peer == 0 ||
-      cfg->max_concurrent_streams == 0)
+      (cfg->security != NULL && cfg->raw != NULL) || cfg->max_connections == 0 ||
+      cfg->max_connections_per_peer == 0 || cfg->max_concurrent_streams == 0)
     return KVRELAY_TRANSPORT_ERR_ARG;
   server *s = calloc(1, sizeof *s);
   if (s == NULL)

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* grpc_server.h - a service of transport.h as a plaintext gRPC server. */
+/* grpc_server.h - a service of transport.h as a gRPC server. */
 #ifndef KVRELAY_GRPC_SERVER_H
 #define KVRELAY_GRPC_SERVER_H
 
 #include "../address.h"
-#include "../transport.h"
+#include "../secure.h"
 #include "grpc_codec.h"
 
 struct event_base;
@@ -20,10 +20,11 @@ enum kvrelay_grpc_log_level {
 
 typedef struct kvrelay_grpc_server_config {
   const char *bind; /* "127.0.0.1:5561", "[::1]:0", "unix:/run/relay.sock"; only read during open */
-  struct event_base *base;  /* NULL: one of its own; must outlive the server */
-  size_t max_request_bytes; /* one request message */
-  size_t max_message_bytes; /* one response message; a longer one ends its call with
-                               RESOURCE_EXHAUSTED */
+  struct event_base *base;    /* NULL: one of its own; must outlive the server */
+  kvrelay_security *security; /* a server's; NULL: plaintext; must outlive the server */
+  size_t max_request_bytes;   /* one request message */
+  size_t max_message_bytes;   /* one response message; a longer one ends its call with
+                                 RESOURCE_EXHAUSTED */
   size_t output_threshold; /* unsent bytes of a connection above which nothing is produced for it, ≥
                               1 */
   uint32_t max_connections;          /* ≥ 1 */
@@ -34,7 +35,7 @@ typedef struct kvrelay_grpc_server_config {
   uint64_t keepalive_timeout_ns; /* without an answer the connection is dropped */
   uint64_t peer_ping_interval_ns;       /* PINGs of a peer that come faster, three times: GOAWAY
                                            too_many_pings */
-  uint64_t handshake_timeout_ns;        /* from accept to the first call */
+  uint64_t handshake_timeout_ns;        /* from accept to the first call, TLS included */
   uint64_t idle_timeout_ns;             /* without calls: GOAWAY */
   uint64_t max_connection_age_ns;       /* ± 10 %, then GOAWAY; KVRELAY_TIME_NONE: no limit */
   uint64_t max_connection_age_grace_ns; /* for the streams of such a connection */
@@ -46,7 +47,8 @@ typedef struct kvrelay_grpc_server_config {
                           */
   /* Takes connections that begin as those of the raw transport do, with nothing read yet, so that
    * one listener serves both: kvrelay_tcp_server_adopt.  The first word is then the client's, up to
-   * `handshake_timeout_ns`.  NULL: they are refused. */
+   * `handshake_timeout_ns`.  NULL: they are refused.  Not with
+   * `security`: it would let strangers in. */
   void (*raw)(void *context, int fd, const kvrelay_address *peer);
   void *raw_context;
   /* What operators should know; texts are terminated and printable, valid during the call.  May be
