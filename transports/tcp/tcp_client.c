@@ -98,7 +98,7 @@ static void call_free(client *k, client_call *c) {
 }
 
 static void protocol_error(client *k, const char *text) {
-  kvrelay_tcp_link_abort(&k->link, KVRELAY_GOAWAY_PROTOCOL_ERROR, 0, text);
+  kvrelay_tcp_link_abort(&k->link, KVRELAY_GOAWAY_PROTOCOL_ERROR, text);
 }
 
 /* ---- frames ---- */

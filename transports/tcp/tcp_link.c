@@ -44,8 +44,12 @@ void kvrelay_tcp_link_fail(kvrelay_tcp_link *link, int err, const char *text) {
   kvrelay_tcp_link_kick(link);
 }
 
-static void fail_system(kvrelay_tcp_link *link) {
-  kvrelay_tcp_link_fail(link, KVRELAY_TRANSPORT_ERR_CONNECT, strerror(errno));
+/* The connection is over; one that was closing anyway ends for that reason. */
+static void fail_lost(kvrelay_tcp_link *link, const char *text) {
+  if (link->closing)
+    kvrelay_tcp_link_fail(link, link->closing_err, link->text[0] ? link->text : "closed");
+  else
+    kvrelay_tcp_link_fail(link, KVRELAY_TRANSPORT_ERR_CONNECT, text);
 }
 
 void kvrelay_tcp_link_rearm(kvrelay_tcp_link *link, uint64_t at_ns) {
@@ -55,6 +59,9 @@ void kvrelay_tcp_link_rearm(kvrelay_tcp_link *link, uint64_t at_ns) {
 /* ---- output ---- */
 
 static size_t waiting(const kvrelay_tcp_link *link) { return link->to - link->from; }
+
+/* What its input asks for would find no room. */
+static bool deaf(const kvrelay_tcp_link *link) { return waiting(link) > OUT_MAX && !link->closing; }
 
 static bool grow(kvrelay_tcp_link *link, size_t len) {
   kvrelay_tcp_hub *hub = link->hub;
@@ -89,6 +96,12 @@ uint8_t *kvrelay_tcp_link_put(kvrelay_tcp_link *link, size_t len) {
   return link->out + link->to;
 }
 
+static void drop_spare(kvrelay_tcp_hub *hub) {
+  free(hub->spare);
+  hub->spare = NULL;
+  hub->spare_cap = 0;
+}
+
 /* Memory of output that is all gone serves another link. */
 static void release_output(kvrelay_tcp_link *link) {
   kvrelay_tcp_hub *hub = link->hub;
@@ -120,6 +133,10 @@ static void note_sent(kvrelay_tcp_link *link, size_t n, size_t extra) {
   link->cut -= n;
   link->from += own;
   link->sent += n;
+  if (deaf(link) && n > 0) { /* a PONG would not be seen, but it takes what it gets */
+    link->received_ns = link->hub->now_ns;
+    link->ping_ns = 0;
+  }
   link->blocked = n < waiting(link) + own + extra;
 }
 
@@ -134,7 +151,7 @@ static size_t send_waiting(kvrelay_tcp_link *link, const kvrelay_parts *body) {
   const ssize_t n = sendmsg(link->watch.fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
   if (n < 0) {
     if (errno != EAGAIN && errno != EINTR && errno != ENOBUFS)
-      fail_system(link);
+      fail_lost(link, strerror(errno));
     link->blocked = true;
     return 0;
   }
@@ -187,29 +204,28 @@ static void put_ping(kvrelay_tcp_link *link, int32_t type, const uint8_t bytes[8
   put_first(link, frame, sizeof frame);
 }
 
-void kvrelay_tcp_link_goaway(kvrelay_tcp_link *link, int32_t code, uint32_t last_stream,
-                             const char *text) {
+void kvrelay_tcp_link_goaway(kvrelay_tcp_link *link, int32_t code, const char *text) {
   uint8_t frame[KVRELAY_RAW_SMALL_CAP];
-  put_first(link, frame, kvrelay_raw_goaway_put(frame, code, last_stream, text));
+  put_first(link, frame, kvrelay_raw_goaway_put(frame, code, link->last_stream, text));
 }
 
-void kvrelay_tcp_link_finish(kvrelay_tcp_link *link) {
+void kvrelay_tcp_link_finish(kvrelay_tcp_link *link, int err) {
   if (link->closing)
     return;
+  link->closing_err = err;
   link->closing = true;
   link->linger_until_ns = kvrelay_tcp_later(link->hub->now_ns, KVRELAY_TCP_SECOND_NS);
   kvrelay_tcp_link_rearm(link, link->linger_until_ns);
   kvrelay_tcp_link_kick(link);
 }
 
-void kvrelay_tcp_link_abort(kvrelay_tcp_link *link, int32_t code, uint32_t last_stream,
-                            const char *text) {
+void kvrelay_tcp_link_abort(kvrelay_tcp_link *link, int32_t code, const char *text) {
   if (link->closing || link->err != 0)
     return;
   snprintf(link->text, sizeof link->text, "%s", text);
   link->to = link->from + link->cut;
-  kvrelay_tcp_link_goaway(link, code, last_stream, text);
-  kvrelay_tcp_link_finish(link);
+  kvrelay_tcp_link_goaway(link, code, text);
+  kvrelay_tcp_link_finish(link, KVRELAY_TRANSPORT_ERR_PROTOCOL);
 }
 
 static void flush(kvrelay_tcp_link *link) {
@@ -231,11 +247,10 @@ static void flush(kvrelay_tcp_link *link) {
   if (link->closing && waiting(link) == 0 && !link->lingering) {
     link->lingering = true;
     if (shutdown(link->watch.fd, SHUT_WR) != 0)
-      fail_system(link);
+      fail_lost(link, strerror(errno));
   }
-  const bool deaf = waiting(link) > OUT_MAX && !link->closing;
   kvrelay_tcp_loop_want(&link->hub->loop, &link->watch,
-                        (short)((deaf ? 0 : POLLIN) | (link->blocked ? POLLOUT : 0)));
+                        (short)((deaf(link) ? 0 : POLLIN) | (link->blocked ? POLLOUT : 0)));
 }
 
 /* ---- input ---- */
@@ -249,7 +264,7 @@ static void on_ping(kvrelay_tcp_link *link, const kvrelay_frame *f) {
   link->peer_ping_ns = now;
   link->strikes = early ? (uint8_t)(link->strikes + 1) : 0;
   if (link->strikes >= MAX_STRIKES)
-    kvrelay_tcp_link_abort(link, KVRELAY_GOAWAY_TOO_MANY_PINGS, 0, "too many pings");
+    kvrelay_tcp_link_abort(link, KVRELAY_GOAWAY_TOO_MANY_PINGS, "too many pings");
   else
     put_ping(link, KVRELAY_FRAME_PONG, f->piece);
 }
@@ -325,7 +340,7 @@ static void feed(kvrelay_tcp_link *link, const uint8_t *bytes, size_t len) {
     const ptrdiff_t n = kvrelay_framer_feed(&link->framer, bytes, len, &f);
     if (n < 0) {
       const bool limit = n == KVRELAY_ERR_LIMIT;
-      kvrelay_tcp_link_abort(link, limit ? KVRELAY_GOAWAY_LIMIT : KVRELAY_GOAWAY_PROTOCOL_ERROR, 0,
+      kvrelay_tcp_link_abort(link, limit ? KVRELAY_GOAWAY_LIMIT : KVRELAY_GOAWAY_PROTOCOL_ERROR,
                              limit ? "frame above the limit" : "a frame that does not belong here");
       return;
     }
@@ -346,16 +361,12 @@ static bool read_once(kvrelay_tcp_link *link, size_t *spent) {
   const ssize_t n = readv(link->watch.fd, direct ? pieces : pieces + 1, direct ? 2 : 1);
   if (n < 0) {
     if (errno != EAGAIN && errno != EINTR)
-      fail_system(link);
+      fail_lost(link, strerror(errno));
     return false;
   }
   if (n == 0) {
-    const bool whole = kvrelay_framer_empty(&link->framer);
-    kvrelay_tcp_link_fail(link,
-                          link->closing ? KVRELAY_TRANSPORT_CLOSED : KVRELAY_TRANSPORT_ERR_CONNECT,
-                          link->closing ? (link->text[0] ? link->text : "closed")
-                          : whole       ? "closed by the peer"
-                                        : "cut off by the peer");
+    fail_lost(link,
+              kvrelay_framer_empty(&link->framer) ? "closed by the peer" : "cut off by the peer");
     return false;
   }
   const size_t got = (size_t)n, first = got < direct_len ? got : direct_len;
@@ -375,7 +386,7 @@ static void on_ready(kvrelay_tcp_watch *watch, short events) {
   if (events & POLLOUT)
     link->blocked = false;
   if (events & POLLIN)
-    while (link->err == 0 && read_once(link, &spent) && spent < TURN_BYTES)
+    while (link->err == 0 && read_once(link, &spent) && spent < TURN_BYTES && !deaf(link))
       continue;
   kvrelay_tcp_link_kick(link);
 }
@@ -399,7 +410,7 @@ static uint64_t link_deadline_ns(const kvrelay_tcp_link *link) {
 static void link_tick(kvrelay_tcp_link *link, uint64_t now) {
   static const uint8_t ping[8] = "kvrelay";
   if (link->closing) {
-    kvrelay_tcp_link_fail(link, KVRELAY_TRANSPORT_CLOSED, link->text[0] ? link->text : "closed");
+    fail_lost(link, "");
     return;
   }
   const bool greeted = link->preface_len == KVRELAY_RAW_PREFACE_LEN;
@@ -459,8 +470,11 @@ void kvrelay_tcp_link_close(kvrelay_tcp_link *link) {
   TAILQ_REMOVE(&link->hub->links, link, entry);
   kvrelay_tcp_loop_unwatch(&link->hub->loop, &link->watch);
   close(link->watch.fd);
-  free(link->out);
+  link->from = link->to;
+  release_output(link);
   free(link->body);
+  if (TAILQ_EMPTY(&link->hub->links))
+    drop_spare(link->hub);
 }
 
 /* ---- hub ---- */
@@ -486,7 +500,7 @@ int kvrelay_tcp_hub_open(kvrelay_tcp_hub *hub, void (*alarm)(void *owner, uint64
 void kvrelay_tcp_hub_close(kvrelay_tcp_hub *hub) {
   kvrelay_tcp_loop_close(&hub->loop);
   free(hub->input);
-  free(hub->spare);
+  drop_spare(hub);
 }
 
 /* Writes what can be written, and ends what has failed; each link once. */

@@ -76,13 +76,15 @@ struct kvrelay_tcp_link {
   uint64_t ping_ns;      /* when ours went out that nothing has answered; 0: none */
   uint64_t peer_ping_ns; /* when the peer's last one came; 0: none */
   uint64_t linger_until_ns;
+  uint32_t last_stream; /* accepted of the peer: what GOAWAY names */
   uint8_t *out; /* what waits is out[from .. to - 1]; the frame at its beginning, of which a part
                    may be gone, ends behind `cut` of these bytes */
   size_t out_cap, from, to, cut;
   uint64_t sent; /* bytes, ever */
   uint8_t *body; /* of a frame that did not come in one piece */
   uint32_t body_len, body_got;
-  int err; /* 0 while it lives */
+  int err;         /* 0 while it lives */
+  int closing_err; /* what becomes of it when `closing` is over */
   char text[128];
   uint8_t preface[KVRELAY_RAW_PREFACE_LEN];
   uint8_t preface_len;
@@ -129,14 +131,13 @@ static inline void kvrelay_tcp_link_put_done(kvrelay_tcp_link *link, size_t len)
 void kvrelay_tcp_link_put_frame(kvrelay_tcp_link *link, int32_t type, uint32_t stream, uint16_t aux,
                                 const kvrelay_parts *body);
 /* Says goodbye, ahead of all that waits. */
-void kvrelay_tcp_link_goaway(kvrelay_tcp_link *link, int32_t code, uint32_t last_stream,
-                             const char *text);
+void kvrelay_tcp_link_goaway(kvrelay_tcp_link *link, int32_t code, const char *text);
 /* The same for an error of the peer: what waits is dropped, nothing is read any more, and the link
- * ends as soon as this is out; `text` becomes the link's. */
-void kvrelay_tcp_link_abort(kvrelay_tcp_link *link, int32_t code, uint32_t last_stream,
-                            const char *text);
-/* Ends the link once everything has gone out. */
-void kvrelay_tcp_link_finish(kvrelay_tcp_link *link);
+ * ends as soon as this is out; `text` becomes the link's, and the error is
+ * KVRELAY_TRANSPORT_ERR_PROTOCOL. */
+void kvrelay_tcp_link_abort(kvrelay_tcp_link *link, int32_t code, const char *text);
+/* Ends the link, for `err`, once everything has gone out. */
+void kvrelay_tcp_link_finish(kvrelay_tcp_link *link, int err);
 
 static inline uint64_t kvrelay_tcp_later(uint64_t now_ns, uint64_t delay_ns) {
   return delay_ns > KVRELAY_TIME_NONE - now_ns ? KVRELAY_TIME_NONE : now_ns + delay_ns;

@@ -29,6 +29,8 @@ struct server_call {
   TAILQ_ENTRY(server_call) ready;
   uint32_t stream;
   int32_t credit; /* from -2^31 + 13 on: one message below 0 */
+  uint8_t *held;  /* the message that waits for credit; NULL: none */
+  size_t held_len;
   bool is_ready, responded;
 };
 
@@ -39,7 +41,7 @@ struct connection {
   uint64_t idle_since_ns;
   uint64_t drain_until_ns;            /* KVRELAY_TIME_NONE: not draining */
   uint32_t max_frame, initial_credit; /* of the client */
-  uint32_t last_stream, calls_count;
+  uint32_t calls_count;
   TAILQ_HEAD(, server_call) ready; /* those worth pulling, in turns */
   LIST_HEAD(, server_call) bucket[CALL_BUCKETS];
 };
@@ -99,6 +101,7 @@ static void call_close(server_call *c) {
     TAILQ_REMOVE(&conn->ready, c, ready);
   LIST_REMOVE(c, bucket);
   service->close(service, c->handle, conn->link.hub->now_ns);
+  free(c->held);
   free(c);
   if (--conn->calls_count > 0)
     return;
@@ -106,7 +109,7 @@ static void call_close(server_call *c) {
   kvrelay_tcp_link_rearm(&conn->link,
                          kvrelay_tcp_later(conn->idle_since_ns, conn->server->cfg.idle_timeout_ns));
   if (conn->drain_until_ns != KVRELAY_TIME_NONE)
-    kvrelay_tcp_link_finish(&conn->link);
+    kvrelay_tcp_link_finish(&conn->link, KVRELAY_TRANSPORT_CLOSED);
 }
 
 static void put_end(connection *conn, uint32_t stream, const kvrelay_status *status) {
@@ -146,19 +149,51 @@ static void end_too_large(server_call *c, size_t bytes) {
   call_end(c, &status);
 }
 
-/* Its messages until a turn is over: then the next stream.  Without credit the next one would have
- * to be kept: later. */
+static void put_message(server_call *c, const kvrelay_parts *parts) {
+  put_response(c);
+  c->credit -= (int32_t)(parts->bytes + KVRELAY_RAW_HEADER_LEN);
+  kvrelay_tcp_link_put_frame(&c->conn->link, KVRELAY_FRAME_MESSAGE, c->stream, 0, parts);
+}
+
+/* Without credit a message waits here: only behind it can be seen that the call ends, which needs
+ * no credit. */
+static void hold(server_call *c, const kvrelay_parts *parts) {
+  c->held = malloc(parts->bytes + 1);
+  if (c->held == NULL) {
+    kvrelay_status status;
+    (void)kvrelay_refuse(&status, KVRELAY_GRPC_RESOURCE_EXHAUSTED, "out of memory");
+    call_end(c, &status);
+    return;
+  }
+  c->held_len = 0;
+  for (size_t i = 0; i < parts->part_len; i++) {
+    if (parts->part[i].len > 0)
+      memcpy(c->held + c->held_len, parts->part[i].base, parts->part[i].len);
+    c->held_len += parts->part[i].len;
+  }
+  put_response(c);
+}
+
+static void put_held(server_call *c) {
+  const kvrelay_parts parts = {
+      .part = {{c->held, c->held_len}}, .part_len = 1, .bytes = c->held_len};
+  put_message(c, &parts);
+  free(c->held);
+  c->held = NULL;
+}
+
+/* Its messages until a turn is over: then the next stream. */
 static void call_turn(server_call *c) {
   kvrelay_tcp_link *link = &c->conn->link;
   kvrelay_service *service = c->conn->server->service;
   kvrelay_parts parts;
   kvrelay_status status;
-  for (size_t spent = 0; c->credit > 0 && kvrelay_tcp_link_has_room(link);
+  if (c->held != NULL && c->credit <= 0)
+    return;
+  if (c->held != NULL)
+    put_held(c);
+  for (size_t spent = 0; spent < TURN_BYTES && kvrelay_tcp_link_has_room(link);
        spent += parts.bytes + KVRELAY_RAW_HEADER_LEN) {
-    if (spent >= TURN_BYTES) {
-      call_ready(c);
-      return;
-    }
     const int what = service->pull(service, c->handle, link->hub->now_ns, &parts, &status);
     if (what == KVRELAY_PULL_END) {
       call_end(c, &status);
@@ -173,14 +208,13 @@ static void call_turn(server_call *c) {
       end_too_large(c, parts.bytes);
       return;
     }
-    put_response(c);
-    c->credit -= (int32_t)(parts.bytes + KVRELAY_RAW_HEADER_LEN);
-    kvrelay_tcp_link_put_frame(link, KVRELAY_FRAME_MESSAGE, c->stream, 0, &parts);
+    if (c->credit <= 0) {
+      hold(c, &parts);
+      return;
+    }
+    put_message(c, &parts);
   }
-  if (c->credit > 0)
-    call_ready(c);
-  else if (!c->responded && service->admitted(service, c->handle))
-    put_response(c);
+  call_ready(c);
 }
 
 static void on_fill(kvrelay_tcp_link *link) {
@@ -196,7 +230,7 @@ static void on_fill(kvrelay_tcp_link *link) {
 /* ---- frames ---- */
 
 static void protocol_error(connection *conn, const char *text) {
-  kvrelay_tcp_link_abort(&conn->link, KVRELAY_GOAWAY_PROTOCOL_ERROR, conn->last_stream, text);
+  kvrelay_tcp_link_abort(&conn->link, KVRELAY_GOAWAY_PROTOCOL_ERROR, text);
 }
 
 static void call_open(connection *conn, const kvrelay_frame *f) {
@@ -238,11 +272,11 @@ static void call_open(connection *conn, const kvrelay_frame *f) {
 }
 
 static void on_request(connection *conn, const kvrelay_frame *f) {
-  if (f->stream <= conn->last_stream) {
+  if (f->stream <= conn->link.last_stream) {
     protocol_error(conn, "a stream number that was there before");
     return;
   }
-  conn->last_stream = f->stream;
+  conn->link.last_stream = f->stream;
   if (conn->drain_until_ns != KVRELAY_TIME_NONE)
     refuse(conn, f->stream, KVRELAY_GRPC_UNAVAILABLE, KVRELAY_REASON_PUBLICATION_UNAVAILABLE,
            "shutting down");
@@ -293,7 +327,7 @@ static void on_frame(kvrelay_tcp_link *link, const kvrelay_frame *f) {
     on_goaway(conn, f);
     return;
   }
-  if (f->stream > conn->last_stream) {
+  if (f->stream > conn->link.last_stream) {
     protocol_error(conn, "a stream that was never opened");
     return;
   }
@@ -343,7 +377,7 @@ static void on_preface(kvrelay_tcp_link *link, int err, const kvrelay_raw_prefac
     put_preface(conn, 0);
     snprintf(link->text, sizeof link->text, "no version in common, the client's are %u to %u",
              preface->lowest, preface->version);
-    kvrelay_tcp_link_finish(link);
+    kvrelay_tcp_link_finish(link, KVRELAY_TRANSPORT_ERR_PROTOCOL);
     break;
   case KVRELAY_ERR_LIMIT:
     put_preface(conn, KVRELAY_RAW_VERSION);
@@ -363,9 +397,9 @@ static void drain(connection *conn, uint64_t grace_ns, const char *text) {
     kvrelay_tcp_link_fail(&conn->link, KVRELAY_TRANSPORT_CLOSED, text);
     return;
   }
-  kvrelay_tcp_link_goaway(&conn->link, KVRELAY_GOAWAY_SHUTDOWN, conn->last_stream, text);
+  kvrelay_tcp_link_goaway(&conn->link, KVRELAY_GOAWAY_SHUTDOWN, text);
   if (conn->calls_count == 0)
-    kvrelay_tcp_link_finish(&conn->link);
+    kvrelay_tcp_link_finish(&conn->link, KVRELAY_TRANSPORT_CLOSED);
 }
 
 static uint64_t on_deadline_ns(const kvrelay_tcp_link *link) {
@@ -396,10 +430,8 @@ static void connection_close(connection *conn) {
 
 static void on_gone(kvrelay_tcp_link *link) {
   connection *conn = connection_of(link);
-  const bool strange = link->err == KVRELAY_TRANSPORT_ERR_PROTOCOL ||
-                       link->err == KVRELAY_TRANSPORT_ERR_MEMORY ||
-                       (link->err == KVRELAY_TRANSPORT_CLOSED && link->text[0] != 0 &&
-                        conn->drain_until_ns == KVRELAY_TIME_NONE);
+  const bool strange =
+      link->err == KVRELAY_TRANSPORT_ERR_PROTOCOL || link->err == KVRELAY_TRANSPORT_ERR_MEMORY;
   say(conn->server, strange ? KVRELAY_TCP_LOG_WARN : KVRELAY_TCP_LOG_DEBUG, "connection_closed",
       conn, link->text);
   connection_close(conn);
