@@ -28,6 +28,7 @@ static bool cut_prefix(const char **text, const char *prefix) {
 
 /* Comma-separated numeric addresses. */
 static int parse_fixed(const char *text, kvrelay_dial_target *out) {
+  out->fixed = true;
   while (out->address_count < KVRELAY_DIAL_MAX) {
     char one[KVRELAY_ADDRESS_CAP];
     size_t len = strcspn(text, ",");
@@ -70,12 +71,21 @@ int kvrelay_dial_target_parse(const char *text, kvrelay_dial_target *out) {
   return KVRELAY_TRANSPORT_OK;
 }
 
+int kvrelay_dial_target_proxy(kvrelay_dial_target *t, const char *proxy, const char *no_proxy) {
+  const bool named = t->host[0] != '\0' && !t->fixed;
+  if (proxy == NULL || *proxy == '\0' || !named || kvrelay_proxy_spared(no_proxy, t->host, t->port))
+    return KVRELAY_TRANSPORT_OK;
+  t->address_count = 0;
+  return kvrelay_proxy_parse(proxy, &t->proxy);
+}
+
 /* ---- the thread ---- */
 
 /* What it tells; the socket goes along as a descriptor, so that one nobody takes is closed. */
 typedef struct answer {
   int err; /* enum kvrelay_transport_err */
   int error_number;
+  int proxy; /* as kvrelay_proxy_connect */
 } answer;
 
 typedef struct dialler {
@@ -169,8 +179,7 @@ static int race(dialler *d) {
   }
 }
 
-static void tell(const dialler *d, int err, int error_number, int fd) {
-  answer a = {err, error_number};
+static void tell(const dialler *d, answer a, int fd) {
   struct iovec bytes = {&a, sizeof a};
   union {
     struct cmsghdr head;
@@ -193,9 +202,12 @@ static void tell(const dialler *d, int err, int error_number, int fd) {
 static void *dial_in_thread(void *dialler_) {
   dialler *d = dialler_;
   kvrelay_dial_target *t = &d->target;
+  const bool proxied = t->proxy.host[0] != '\0';
+  answer a = {KVRELAY_TRANSPORT_OK, 0, 0};
   if (t->address_count == 0) {
-    const int found =
-        kvrelay_address_resolve(t->host, t->port, false, t->address, KVRELAY_DIAL_MAX);
+    const int found = kvrelay_address_resolve(proxied ? t->proxy.host : t->host,
+                                              proxied ? t->proxy.port : t->port, false, t->address,
+                                              KVRELAY_DIAL_MAX);
     t->address_count = found > 0 ? found : 0;
     interleave(t->address, t->address_count);
   }
@@ -203,10 +215,14 @@ static void *dial_in_thread(void *dialler_) {
   for (int i = 1; i <= d->started; i++)
     if (d->attempt[i].fd >= 0)
       close(d->attempt[i].fd);
+  if (fd >= 0 && proxied)
+    a.proxy = kvrelay_proxy_connect(&t->proxy, fd, d->fd, t->host, t->port);
+  a.error_number = a.proxy < 0 ? -a.proxy : d->error_number;
   if (t->address_count == 0)
-    tell(d, KVRELAY_TRANSPORT_ERR_ADDRESS, 0, -1);
-  else
-    tell(d, fd >= 0 ? KVRELAY_TRANSPORT_OK : KVRELAY_TRANSPORT_ERR_CONNECT, d->error_number, fd);
+    a.err = KVRELAY_TRANSPORT_ERR_ADDRESS;
+  else if (fd < 0 || a.proxy != 0)
+    a.err = KVRELAY_TRANSPORT_ERR_CONNECT;
+  tell(d, a, a.err == KVRELAY_TRANSPORT_OK ? fd : -1);
   if (fd >= 0)
     close(fd);
   close(d->fd);
@@ -251,7 +267,7 @@ int kvrelay_dial_start(const kvrelay_dial_target *target) {
 }
 
 int kvrelay_dial_result(int dial, char *text, size_t cap) {
-  answer a = {KVRELAY_TRANSPORT_ERR_CONNECT, 0};
+  answer a = {KVRELAY_TRANSPORT_ERR_CONNECT, 0, 0};
   int fd = -1;
   struct iovec bytes = {&a, sizeof a};
   union {
@@ -271,7 +287,12 @@ int kvrelay_dial_result(int dial, char *text, size_t cap) {
     return fd;
   if (a.err == KVRELAY_TRANSPORT_ERR_ADDRESS)
     snprintf(text, cap, "the name does not resolve");
+  else if (a.proxy == 1)
+    snprintf(text, cap, "the proxy does not speak HTTP");
+  else if (a.proxy > 1)
+    snprintf(text, cap, "the proxy refuses with HTTP status %d", a.proxy);
   else
-    snprintf(text, cap, "%s", strerror(a.error_number != 0 ? a.error_number : EIO));
+    snprintf(text, cap, "%s%s", a.proxy < 0 ? "proxy: " : "",
+             strerror(a.error_number != 0 ? a.error_number : EIO));
   return a.err == KVRELAY_TRANSPORT_ERR_ADDRESS ? a.err : KVRELAY_TRANSPORT_ERR_CONNECT;
 }

@@ -4,6 +4,7 @@
 #define KVRELAY_DIAL_H
 
 #include "address.h"
+#include "proxy.h"
 
 #define KVRELAY_DIAL_MAX 8 /* addresses tried */
 
@@ -11,8 +12,10 @@
 typedef struct kvrelay_dial_target {
   kvrelay_address address[KVRELAY_DIAL_MAX];
   int address_count; /* 0: `host` is a name */
+  bool fixed;        /* the text was a list of addresses */
   char host[256], port[8];
   char authority[272]; /* as HTTP calls it */
+  kvrelay_proxy proxy; /* the way there; host "": straight */
 } kvrelay_dial_target;
 
 /*
@@ -22,8 +25,16 @@ typedef struct kvrelay_dial_target {
 int kvrelay_dial_target_parse(const char *text, kvrelay_dial_target *out);
 
 /*
+ * Leads the way through an HTTP proxy, unless the target is a list of addresses or a socket of this
+ * machine, or kvrelay_proxy_spared says that it needs none.  KVRELAY_TRANSPORT_OK, also with a
+ * `proxy` that is NULL or ""; or _ERR_ADDRESS, see kvrelay_proxy_parse.
+ */
+int kvrelay_dial_target_proxy(kvrelay_dial_target *target, const char *proxy, const char *no_proxy);
+
+/*
  * Connects from a thread of its own, which resolves a name, gives each address a head start of 250
- * ms, the families in turns, and takes the first that answers (RFC 8305).  Returns a descriptor
+ * ms, the families in turns, and takes the first that answers (RFC 8305); if that is a proxy, it
+ * asks for the target and waits.  Returns a descriptor
  * that becomes readable when kvrelay_dial_result is due, whatever loop watches it; closing it
  * instead calls everything off.  There is no time limit but the system's.  Below 0:
  * KVRELAY_TRANSPORT_ERR_MEMORY, or _ERR_SYSTEM (errno).

@@ -96,6 +96,7 @@ static inline void on_end(kvrelay_caller *self, uint32_t call, const kvrelay_sta
 static inline kvrelay_grpc_client_config client_config(const char *target) {
   kvrelay_grpc_client_config cfg = kvrelay_grpc_client_config_default();
   cfg.target = target;
+  cfg.proxy = NULL; /* whatever the environment says */
   cfg.base = base;
   cfg.backoff_first_ns = 30 * MS;
   cfg.backoff_max_ns = 100 * MS;

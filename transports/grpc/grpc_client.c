@@ -163,8 +163,15 @@ static void on_reconnect(kvrelay_client_transport *t) {
     kvrelay_grpc_link_fail(&k->link, KVRELAY_TRANSPORT_CLOSED, "closed to connect again");
 }
 
+static const char *environment(const char *large, const char *small) {
+  const char *value = getenv(large);
+  return value != NULL && *value != '\0' ? value : getenv(small);
+}
+
 kvrelay_grpc_client_config kvrelay_grpc_client_config_default(void) {
   return (kvrelay_grpc_client_config){
+      .proxy = environment("HTTPS_PROXY", "https_proxy"),
+      .no_proxy = environment("NO_PROXY", "no_proxy"),
       .max_message_bytes = 8388608,
       .stream_window_bytes = 8388608,
       .connection_window_bytes = 16777216,
@@ -203,6 +210,8 @@ int kvrelay_grpc_client_open(const kvrelay_grpc_client_config *cfg, kvrelay_call
   int err = kvrelay_dial_target_parse(cfg->target, &k->target);
   if (err == KVRELAY_TRANSPORT_OK)
     err = set_names(k);
+  if (err == KVRELAY_TRANSPORT_OK)
+    err = kvrelay_dial_target_proxy(&k->target, cfg->proxy, cfg->no_proxy);
   if (err == KVRELAY_TRANSPORT_OK)
     err = kvrelay_grpc_loop_open(&k->loop, cfg->base, NULL, k);
   if (err != KVRELAY_TRANSPORT_OK) {

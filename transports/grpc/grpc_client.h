@@ -21,6 +21,8 @@ typedef struct kvrelay_grpc_client_config {
    * when it is not the target's host; only read during open.  NULL: the host, which "unix:" and a
    * list of several addresses do not have: these need it. */
   const char *server_name;
+  const char *proxy;            /* an HTTP proxy on the way, as proxy.h has it; NULL: none */
+  const char *no_proxy;         /* what is reached without it, the same */
   size_t max_message_bytes;     /* one message, either way; a longer answer ends its call with
                                    RESOURCE_EXHAUSTED */
   uint32_t stream_window_bytes; /* what the server may send unread, per call; 65 535 .. 2^31 - 1 */
@@ -38,14 +40,15 @@ typedef struct kvrelay_grpc_client_config {
                                      max_message_bytes ends its call with RESOURCE_EXHAUSTED */
 } kvrelay_grpc_client_config;
 
-/* Everything but `target`; the seed is taken from the clock. */
+/* Everything but `target`; the seed is taken from the clock, the proxy from HTTPS_PROXY and
+ * NO_PROXY of the environment, or the same in small letters. */
 kvrelay_grpc_client_config kvrelay_grpc_client_config_default(void);
 /*
  * Connects in the background, from the first run_once on, and again whenever the connection is
  * lost.  `caller` must outlive the transport and is only called from inside run_once; it may use
  * the transport from there, except `close`.  `close` tells it nothing.  KVRELAY_TRANSPORT_OK, or
- * _ERR_ARG, _ERR_ADDRESS (the target does not parse), _ERR_MEMORY, _ERR_SYSTEM (errno); then
- * nothing is left open.
+ * _ERR_ARG, _ERR_ADDRESS (the target or the proxy does not parse), _ERR_MEMORY, _ERR_SYSTEM
+ * (errno); then nothing is left open.
  */
 int kvrelay_grpc_client_open(const kvrelay_grpc_client_config *cfg, kvrelay_caller *caller,
                              kvrelay_client_transport **out);
