@@ -143,7 +143,8 @@ static int read_key(const loading *l, const char *name, EVP_PKEY **out) {
     return KVRELAY_TRANSPORT_OK;
   if (asked)
     return refuse(l, "%s is protected by a passphrase; a key without one is needed", name);
-  if (ERR_GET_REASON(ERR_peek_last_error()) == PEM_R_NO_START_LINE)
+  const int why = ERR_GET_REASON(ERR_peek_last_error());
+  if (why == PEM_R_NO_START_LINE || why == ERR_R_UNSUPPORTED)
     return refuse(l, "%s holds no private key in PEM form", name);
   return refuse(l, "%s: the private key is broken: %s", name, reason());
 }

@@ -397,7 +397,8 @@ static int finish_handshake(session *s) {
     return end(s, KVRELAY_SECURE_FAILED, "the server names no protocol (ALPN)");
   if (len >= sizeof s->base.protocol)
     return end(s, KVRELAY_SECURE_FAILED, "the protocol's name is too long");
-  memcpy(s->base.protocol, protocol, len);
+  if (len > 0)
+    memcpy(s->base.protocol, protocol, len);
   X509 *cert = SSL_get0_peer_certificate(s->ssl);
   if (cert != NULL) {
     (void)name_peer(s, cert);
