@@ -12,6 +12,9 @@
 #define MAX_PING_STRIKES 2
 /* Frames that may wait, besides one per stream, for a peer that sends and does not read. */
 #define MAX_QUEUED_FRAMES 10000
+/* Streams that a peer may reset at once, and how soon it may reset one more. */
+#define MAX_RESETS 1000
+#define RESET_EVERY_NS (SECOND_NS / 33)
 #define DRAIN_PING_NS SECOND_NS
 
 static const uint8_t keepalive_ping[8] = "kvrelay";
@@ -21,8 +24,9 @@ static const char preface[] = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 /* ---- what nghttp2 tells ---- */
 
-/* Sends GOAWAY and shuts down as soon as it is out. */
+/* Sends GOAWAY and shuts down as soon as it is out; nothing that comes until then is read. */
 static void calm_down(connection *conn, const char *debug) {
+  conn->abused = true;
   kvrelay_grpc_server_say(conn->server, KVRELAY_GRPC_LOG_WARN, "connection_abused", conn, debug);
   int32_t last = nghttp2_session_get_last_proc_stream_id(conn->link.session);
   kvrelay_grpc_link_submitted(&conn->link,
@@ -150,7 +154,6 @@ int kvrelay_grpc_connection_callbacks(server *s) {
   nghttp2_session_callbacks_set_on_stream_close_callback(s->callbacks, on_stream_close);
   nghttp2_session_callbacks_set_data_source_read_length_callback(s->callbacks,
                                                                  kvrelay_grpc_link_frame_len);
-  nghttp2_option_set_stream_reset_rate_limit(s->option, 1000, 33);
   nghttp2_option_set_max_continuations(s->option, 8);
   nghttp2_option_set_max_outbound_ack(s->option, 1000);
   nghttp2_option_set_max_settings(s->option, 32);
@@ -213,6 +216,15 @@ static size_t take_preface(connection *conn, const uint8_t *bytes, size_t len) {
   return n;
 }
 
+/* A peer that opens streams only to reset them has work done for nothing. */
+static void count_reset(connection *conn) {
+  uint64_t earned = (kvrelay_now_ns() - conn->resets_at_ns) / RESET_EVERY_NS;
+  conn->resets_at_ns += earned * RESET_EVERY_NS;
+  conn->resets = earned < conn->resets ? conn->resets - (uint32_t)earned : 0;
+  if (++conn->resets == MAX_RESETS + 1)
+    calm_down(conn, "too_many_resets");
+}
+
 /*
  * Looks at a frame before nghttp2 does, which passes over some without a word: more of a stream
  * whose end its sender has sent itself, above all.  What crosses a reset of ours is no error.
@@ -225,6 +237,8 @@ static void look_at_frame(connection *conn, const nghttp2_frame_hd *head) {
       nghttp2_session_find_stream(session, head->stream_id) == NULL)
     kvrelay_grpc_link_submitted(&conn->link,
                                 nghttp2_session_terminate_session(session, NGHTTP2_STREAM_CLOSED));
+  if (head->type == NGHTTP2_RST_STREAM)
+    count_reset(conn);
   if (head->type == NGHTTP2_HEADERS || (head->type == NGHTTP2_DATA && head->length > 0))
     conn->idle_frames = 0;
   else if (++conn->idle_frames == MAX_IDLE_FRAMES)
@@ -242,6 +256,8 @@ static uint32_t big_endian(const uint8_t *p, size_t len) {
 static size_t on_received(kvrelay_grpc_link *link, const uint8_t *bytes, size_t len) {
   connection *conn = connection_of(link);
   size_t n = 0;
+  if (conn->abused)
+    return 0;
   if (nghttp2_session_get_outbound_queue_size(link->session) >
       MAX_QUEUED_FRAMES + conn->server->cfg.max_concurrent_streams) {
     kvrelay_grpc_link_fail(link, KVRELAY_TRANSPORT_ERR_LIMIT, "asks without reading the answers");
@@ -373,7 +389,7 @@ void kvrelay_grpc_connection_open(server *s, int fd, const kvrelay_address *peer
   TAILQ_INIT(&conn->calls);
   conn->server = s;
   conn->peer = *peer;
-  conn->opened_ns = conn->idle_since_ns = now;
+  conn->opened_ns = conn->idle_since_ns = conn->resets_at_ns = now;
   conn->ping_at_ns = later_by(now, s->cfg.keepalive_interval_ns);
   conn->expires_ns = KVRELAY_TIME_NONE;
   if (s->cfg.max_connection_age_ns != KVRELAY_TIME_NONE)

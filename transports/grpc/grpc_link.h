@@ -45,7 +45,7 @@ void kvrelay_grpc_loop_kick(kvrelay_grpc_loop *loop);
 /* What a link tells its owner. */
 typedef struct kvrelay_grpc_link_events {
   /* Everything received, before it goes to nghttp2.  Returns how many of these bytes (len > 0) it
-   * gets before this is called for the rest; 0: the link is failed already. */
+   * gets before this is called for the rest; 0: they are dropped. */
   size_t (*received)(kvrelay_grpc_link *link, const uint8_t *bytes, size_t len);
   /* The handshake is done: `link->secure` knows the peer.  May be NULL. */
   void (*secured)(kvrelay_grpc_link *link);

@@ -60,9 +60,10 @@ struct connection {
   struct call_list calls;
   uint32_t calls_count;
   uint32_t idle_frames;
+  uint32_t resets;      /* of streams by the peer, less what it earned back until resets_at_ns */
   uint32_t frame_left;  /* of the payload that is coming in */
   int32_t reset_stream; /* the highest that we reset; 0: none */
-  uint64_t opened_ns, idle_since_ns;
+  uint64_t opened_ns, idle_since_ns, resets_at_ns;
   uint64_t ping_at_ns;   /* next keepalive PING, or when its answer is overdue */
   uint64_t peer_ping_ns; /* last PING of the peer since we sent something; 0: none */
   uint64_t drain_ping_ns, drain_until_ns, expires_ns;
@@ -74,6 +75,7 @@ struct connection {
   uint8_t drain; /* enum drain_state */
   bool ping_open;
   bool saw_call;
+  bool abused;    /* by the peer, which is told so and not listened to */
   bool peer_left; /* it said GOAWAY, in order */
 };
 
