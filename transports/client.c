@@ -34,12 +34,16 @@ struct kvrelay_client {
   replica_block *replicas;
   uint8_t *arena;
   size_t arena_len;
+  uint64_t info_until_ns; /* KVRELAY_TIME_NONE: it is not open */
+  uint32_t info_call;
   bool connected, stopped;
 };
 
 /* ---- calls ---- */
 
 static void forget_call(kvrelay_client *cl, client_call *c) {
+  if (c->method == KVRELAY_METHOD_GET_RELAY_INFO)
+    cl->info_until_ns = KVRELAY_TIME_NONE; /* the consumer has one of them at a time */
   kvrelay_call_map_remove(&cl->calls, &c->node);
   free(c);
 }
@@ -75,6 +79,11 @@ static int start_call(kvrelay_client *cl, const kvrelay_action *a) {
 /* A call that could not even be started has ended at once. */
 static void do_call(kvrelay_client *cl, const kvrelay_action *a, uint64_t now_ns) {
   const int err = start_call(cl, a);
+  if (!err && a->request.method == KVRELAY_METHOD_GET_RELAY_INFO) {
+    const uint64_t most = KVRELAY_TIME_NONE - now_ns;
+    cl->info_call = a->call;
+    cl->info_until_ns = now_ns + (cl->cfg.info_timeout_ns < most ? cl->cfg.info_timeout_ns : most);
+  }
   if (!err)
     return;
   kvrelay_status status = {KVRELAY_GRPC_UNAVAILABLE, KVRELAY_REASON_NONE, ""};
@@ -275,7 +284,19 @@ static void carry_out(kvrelay_client *cl, const kvrelay_action *a, uint64_t now_
   }
 }
 
+/* A relay that took the call and forgot it: it is asked again, as the consumer does after an end.
+ */
+static void expire_info(kvrelay_client *cl, uint64_t now_ns) {
+  if (now_ns < cl->info_until_ns || cl->info_until_ns == KVRELAY_TIME_NONE)
+    return;
+  const kvrelay_status status = {KVRELAY_GRPC_DEADLINE_EXCEEDED, KVRELAY_REASON_NONE,
+                                 "no answer in time"};
+  cl->transport->cancel(cl->transport, cl->info_call);
+  client_end(&cl->base, cl->info_call, &status, now_ns);
+}
+
 int kvrelay_client_run(kvrelay_client *client, uint64_t now_ns) {
+  expire_info(client, now_ns);
   kvrelay_consumer_tick(client->cfg.consumer, now_ns);
   kvrelay_action action;
   while (kvrelay_consumer_action_next(client->cfg.consumer, now_ns, &action) == 1)
@@ -284,14 +305,16 @@ int kvrelay_client_run(kvrelay_client *client, uint64_t now_ns) {
 }
 
 uint64_t kvrelay_client_deadline_ns(const kvrelay_client *client) {
-  return kvrelay_consumer_deadline_ns(client->cfg.consumer);
+  const uint64_t at = kvrelay_consumer_deadline_ns(client->cfg.consumer);
+  return at < client->info_until_ns ? at : client->info_until_ns;
 }
 
 kvrelay_client_config kvrelay_client_config_default(kvrelay_consumer *consumer) {
   const kvrelay_client_config cfg = {.consumer = consumer,
                                      .max_message_bytes = KVRELAY_PB_MESSAGE_MAX,
                                      .max_arena_bytes = 8u * KVRELAY_PB_MESSAGE_MAX,
-                                     .max_replica_bytes = (size_t)1 << 30};
+                                     .max_replica_bytes = (size_t)1 << 30,
+                                     .info_timeout_ns = UINT64_C(5000000000)};
   return cfg;
 }
 
@@ -303,6 +326,7 @@ int kvrelay_client_open(const kvrelay_client_config *cfg, kvrelay_client **out) 
     return KVRELAY_TRANSPORT_ERR_MEMORY;
   cl->base = (kvrelay_caller){client_connection, client_admitted, client_message, client_end};
   cl->cfg = *cfg;
+  cl->info_until_ns = KVRELAY_TIME_NONE;
   *out = cl;
   return KVRELAY_TRANSPORT_OK;
 }

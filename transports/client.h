@@ -22,6 +22,8 @@ typedef struct kvrelay_client_config {
   size_t max_message_bytes;   /* a longer message counts as broken */
   size_t max_arena_bytes;     /* for the lists of one decoded message; beyond: broken */
   size_t max_replica_bytes;   /* of all replicas together; beyond: the pool has to wait */
+  uint64_t info_timeout_ns;   /* GetRelayInfo without its end by then is cancelled and counts as
+                                 DEADLINE_EXCEEDED; streams have no such limit */
   /* Tells what the transport said of the connection; `text` is valid during the call.  May be NULL.
    */
   void (*connection)(void *context, int state, int err, const char *text, uint64_t retry_ns);
@@ -38,7 +40,7 @@ typedef struct kvrelay_client_stats {
   size_t replica_bytes;                /* now */
 } kvrelay_client_stats;
 
-/* 8 MiB, 64 MiB, 1 GiB: a relay may announce 65 536 pools of 128 MiB each. */
+/* 8 MiB, 64 MiB, 1 GiB: a relay may announce 65 536 pools of 128 MiB each; 5 s. */
 kvrelay_client_config kvrelay_client_config_default(kvrelay_consumer *consumer);
 /* KVRELAY_TRANSPORT_OK, or _ERR_ARG, _ERR_MEMORY. */
 int kvrelay_client_open(const kvrelay_client_config *cfg, kvrelay_client **out);

@@ -686,6 +686,50 @@ Test(client, calls_that_cannot_be_made_end_at_once) {
   lone_close(&l);
 }
 
+Test(client, C6_relay_info_has_a_limit_and_streams_have_none) {
+  lone l;
+  lone_open(&l, NULL);
+  lone_ready(&l);
+  const uint32_t first = l.t.last[KVRELAY_METHOD_GET_RELAY_INFO];
+  const uint32_t catalog = l.t.last[KVRELAY_METHOD_WATCH_CATALOG];
+  const uint64_t until = l.now + 5 * SECOND;
+  cr_assert_leq(kvrelay_client_deadline_ns(l.client), until);
+  l.now = until - 1;
+  cr_assert_eq(kvrelay_client_run(l.client, l.now), KVRELAY_TRANSPORT_OK);
+  cr_assert_eq(l.t.cancels, 0);
+  l.now = until;
+  cr_assert_eq(kvrelay_client_run(l.client, l.now), KVRELAY_TRANSPORT_OK);
+  cr_assert_eq(l.t.cancels, 1);
+  /* asked again after the consumer's pause, and then it has an answer */
+  l.now += 2 * SECOND;
+  cr_assert_eq(kvrelay_client_run(l.client, l.now), KVRELAY_TRANSPORT_OK);
+  cr_assert_neq(l.t.last[KVRELAY_METHOD_GET_RELAY_INFO], first);
+  lone_info(&l, &envelope);
+  const kvrelay_status status = {KVRELAY_GRPC_OK, 0, ""};
+  l.caller->end(l.caller, l.t.last[KVRELAY_METHOD_GET_RELAY_INFO], &status, l.now);
+  const uint32_t second = l.t.last[KVRELAY_METHOD_GET_RELAY_INFO];
+  l.now += 100 * SECOND;
+  cr_assert_eq(kvrelay_client_run(l.client, l.now), KVRELAY_TRANSPORT_OK);
+  cr_assert_eq(l.t.cancels, 1);
+  cr_assert_eq(l.t.last[KVRELAY_METHOD_GET_RELAY_INFO], second);
+  cr_assert_eq(l.t.last[KVRELAY_METHOD_WATCH_CATALOG], catalog);
+  lone_close(&l);
+}
+
+Test(client, C14_the_end_of_a_stream_with_ok_is_followed_by_another) {
+  lone l;
+  lone_open(&l, NULL);
+  lone_ready(&l);
+  lone_info(&l, &envelope);
+  const uint32_t first = l.t.last[KVRELAY_METHOD_WATCH_CATALOG];
+  const kvrelay_status status = {KVRELAY_GRPC_OK, 0, ""};
+  l.caller->end(l.caller, first, &status, l.now);
+  l.now += 2 * SECOND;
+  cr_assert_eq(kvrelay_client_run(l.client, l.now), KVRELAY_TRANSPORT_OK);
+  cr_assert_neq(l.t.last[KVRELAY_METHOD_WATCH_CATALOG], first);
+  lone_close(&l);
+}
+
 Test(client, a_lost_connection_is_lost_once) {
   lone l;
   lone_open(&l, NULL);
