@@ -39,6 +39,8 @@ int raw_listen(uint16_t *port) {
 }
 
 void raw_take(raw_http2 *raw, int fd) {
+  const int one = 1;
+  (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one); /* each frame now */
   memset(raw, 0, sizeof *raw);
   raw->fd = fd;
   need(fcntl(fd, F_SETFL, O_NONBLOCK) == 0, "fcntl");
