@@ -4,6 +4,7 @@
 
 import os
 import queue
+import resource
 import select
 import socket
 import struct
@@ -350,6 +351,31 @@ def drain():
         check("B11: what had waited for credit still comes, then END", found[-1] is not None and found[-1][1:3] == (5, 0), found)
 
 
+def a_thousand():
+    resource.setrlimit(resource.RLIMIT_NOFILE, (4096, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    with Server("per_peer=1024") as server:
+
+        def resident():
+            with open(f"/proc/{server.process.pid}/statm", encoding="ascii") as file:
+                return int(file.read().split()[1]) * resource.getpagesize()
+
+        def subscribe():
+            wire = server.connect()
+            wire.put(frame(REQUEST, 1, SILENT))
+            wire.get()
+            return wire
+
+        first = [subscribe() for _ in range(20)]
+        before = resident()
+        wires = first + [subscribe() for _ in range(980)]
+        each = (resident() - before) // 980
+        check(f"B11: a thousand idle subscribers take {each} bytes each, less than 64 KiB", server.counts()[2] == 1000 and each < 65536, each)
+        server.say("release")
+        check("B11: all of them are served", all(wire.until(END)[-1] is not None for wire in wires))
+        for wire in wires:
+            wire.sock.close()
+
+
 # ---- our client ----
 
 
@@ -507,6 +533,7 @@ def main():
         check("no call is left", counts[3] == 0, counts)
     limits()
     drain()
+    a_thousand()
     for test in (client_calls, client_errors, client_prefaces):
         with Client() as client:
             test(client)

@@ -66,6 +66,8 @@ static bool configure(kvrelay_tcp_server_config *cfg, const char *word) {
     cfg->max_streams = (uint16_t)value;
   else if (strncmp(word, "max_request=", 12) == 0)
     cfg->max_request_bytes = (uint32_t)value;
+  else if (strncmp(word, "per_peer=", 9) == 0)
+    cfg->max_connections_per_peer = (uint32_t)value;
   else if (strncmp(word, "preface=", 8) == 0)
     cfg->preface_timeout_ns = value * MS;
   else if (strncmp(word, "keepalive=", 10) == 0)
