@@ -51,6 +51,29 @@ Test(grpc_wire, reason_after_messages_travels_in_the_trailers) {
   finish();
 }
 
+Test(grpc_wire, S22_statuses_in_decimal) {
+  start_greeted();
+  for (uint32_t code = 1; code <= 16; code++) {
+    char request[16], line[32];
+    int n = snprintf(request, sizeof request, "%u 0 ", code);
+    snprintf(line, sizeof line, "grpc-status: %u\n", code);
+    raw_send_request(&raw, 2 * code - 1, TOY "Refuse", "", request, (size_t)n);
+    only_trailers(line);
+  }
+  finish();
+}
+
+Test(grpc_wire, S1_te_is_not_demanded_and_paths_are_exact) {
+  start_greeted();
+  raw_send_request(&raw, 1, TOY "Echo", "te: trailers\nuser-agent: x\n", "with", 4);
+  expect_answer(&raw, 1, "with", 4);
+  raw_send_request(&raw, 3, TOY "Echo", "", "without", 7);
+  expect_answer(&raw, 3, "without", 7);
+  raw_send_request(&raw, 5, TOY "ECHO", "", "", 0);
+  only_trailers("grpc-status: 12\n");
+  finish();
+}
+
 Test(grpc_wire, S3_unknown_paths) {
   static const char *const paths[] = {
       "/", "/x", TOY "echo", TOY "Echo?x=1", "/other.Service/Echo", TOY "Echo/"};
@@ -138,6 +161,17 @@ Test(grpc_wire, S5_bytes_of_a_connection_one_by_one) {
   expect_answer(&raw, 1, "slowly", 6);
   raw_close(&recorder);
   close(pair[1]);
+  finish();
+}
+
+Test(grpc_wire, S12_a_message_alone_is_no_request_yet) {
+  raw_frame f;
+  start_greeted();
+  raw_send_headers(&raw, 0, 1, HEAD);
+  raw_send_frame(&raw, RAW_DATA, 0, 1, "\0\0\0\0\2ok", 7);
+  cr_expect_not(next_frame(&raw, &f, 20), "its sender may still say more");
+  raw_send_headers(&raw, NGHTTP2_FLAG_END_STREAM, 1, "x-trailer: of a request\n");
+  expect_answer(&raw, 1, "ok", 2);
   finish();
 }
 
@@ -362,6 +396,60 @@ Test(grpc_wire, S46_window_changes_on_open_streams) {
     got += f.type == RAW_DATA ? f.len : 0;
   cr_expect_eq(got, 100000);
   cr_expect_eq(f.type, RAW_HEADERS);
+  finish();
+}
+
+/* A window for streams, and as much for the connection as HTTP/2 has. */
+static void greet_with_windows(uint32_t stream_window) {
+  const uint8_t settings[] = {0,
+                              4,
+                              (uint8_t)(stream_window >> 24),
+                              (uint8_t)(stream_window >> 16),
+                              (uint8_t)(stream_window >> 8),
+                              (uint8_t)stream_window};
+  raw_send(&raw, RAW_PREFACE, sizeof RAW_PREFACE - 1);
+  raw_send_frame(&raw, RAW_SETTINGS, 0, 0, settings, sizeof settings);
+  raw_send_frame(&raw, RAW_WINDOW_UPDATE, 0, 0, "\x7f\xff\0\0", 4);
+}
+
+Test(grpc_wire, S43_answers_to_pings_overtake_data) {
+  raw_frame f;
+  size_t before = 0, all = 0;
+  bool answered = false;
+  kvrelay_grpc_server_config cfg = config();
+  start(&cfg);
+  greet_with_windows(0x7fffffff);
+  raw_send_request(&raw, 1, TOY "Count", "", "16 4194304", 10);
+  for (int i = 0; i < 20; i++)
+    server->run_once(server, MS); /* until the socket takes no more */
+  raw_send_frame(&raw, RAW_PING, 0, 0, "whereami", 8);
+  server->run_once(server, MS);
+  while (next_frame(&raw, &f, 2000) && !(f.type == RAW_HEADERS && all > 0)) {
+    all += f.type == RAW_DATA ? f.len : 0;
+    answered |= f.type == RAW_PING && memcmp(f.payload, "whereami", 8) == 0;
+    before = answered ? before : all;
+  }
+  cr_expect_eq(all, 16 * (5 + 4194304));
+  cr_expect_lt(before, all / 2, "%zu bytes of %zu came before", before, all);
+  finish();
+}
+
+Test(grpc_wire, S47_a_slow_stream_stalls_only_itself) {
+  raw_frame f;
+  kvrelay_grpc_server_config cfg = config();
+  start(&cfg);
+  greet_with_windows(1000);
+  raw_send_request(&raw, 1, TOY "Count", "", "100 5000", 8);
+  frame_of(RAW_HEADERS);
+  cr_expect_eq(frame_of(RAW_DATA).len, 1000);
+  for (uint32_t stream = 3; stream < 20; stream += 2) {
+    raw_send_request(&raw, stream, TOY "Echo", "", "quick", 5);
+    expect_answer(&raw, stream, "quick", 5);
+  }
+  cr_expect_not(next_frame(&raw, &f, 20), "the slow one waits");
+  raw_send_frame(&raw, RAW_WINDOW_UPDATE, 0, 1, "\0\0\1\0", 4);
+  f = frame_of(RAW_DATA);
+  cr_expect(f.stream == 1 && f.len == 256, "and goes on");
   finish();
 }
 
