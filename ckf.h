@@ -792,6 +792,8 @@ CKF_API const ckf_format *ckf_producer_format(const ckf_producer *p);
 CKF_API const uint64_t *ckf_producer_words(const ckf_producer *p);
 /** Events since the last drain. */
 CKF_API uint64_t ckf_producer_pending(const ckf_producer *p);
+/** Buckets that changed since then, each once: as many images as the next batch has at most. */
+CKF_API uint32_t ckf_producer_dirty(const ckf_producer *p);
 /** True when a drain would have something to look at. */
 CKF_API bool ckf_producer_has_pending(const ckf_producer *p);
 /** True when mappings have tags, see ckf_producer_config. */
@@ -3816,6 +3818,8 @@ const ckf_format *ckf_producer_format(const ckf_producer *p) { return &p->filter
 const uint64_t *ckf_producer_words(const ckf_producer *p) { return p->filter_.words_; }
 
 uint64_t ckf_producer_pending(const ckf_producer *p) { return p->pending_; }
+
+uint32_t ckf_producer_dirty(const ckf_producer *p) { return p->dirty_len_; }
 
 bool ckf_producer_has_pending(const ckf_producer *p) {
   return p->pending_ != 0 || p->dirty_len_ != 0;

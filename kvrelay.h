@@ -726,7 +726,8 @@ typedef struct kvrelay_relay_config {
   uint64_t max_bucket_count;       /* largest filter a pool may have, power of two, 2 .. 2^24
                                       (2^19) */
   uint32_t chunk_buckets;          /* buckets per snapshot frame, 64 .. 524 288 (262 144) */
-  uint32_t publication_threshold;  /* counted events after which a delta is cut, ≥ 1 (16) */
+  uint32_t publication_threshold;  /* counted events after which a delta is cut, ≥ 1 (16); more
+                                      than 330 000 changed buckets cut one as well */
   uint64_t publication_delay_ns;   /* or this long after the first pending one, ≥ 1 (1 ms) */
   uint64_t heartbeat_ns;           /* silence on a filter stream, ≥ 1 (10 s) */
   uint64_t snapshot_progress_ns;   /* one chunk waiting to be taken, ≥ 1 (60 s) */
@@ -4292,11 +4293,16 @@ KVRELAY_API int kvrelay_relay_pool_publish(kvrelay_relay *relay, kvrelay_pool *p
   return err;
 }
 
+/* Changed buckets that wait for a delta at most, so that it stays below 4 000 000 bytes: the format
+ * ends soon after, and so does what stock clients receive. */
+#define KVRELAY_DIRTY_MAX_ 330000u
+
 KVRELAY_API int kvrelay_relay_pool_changed(kvrelay_relay *relay, kvrelay_pool *pool,
                                            uint64_t now_ns) {
   if (pool->fenced_ != KVRELAY_OK)
     return pool->fenced_;
-  if (ckf_producer_pending(pool->state_) >= relay->cfg_.publication_threshold)
+  if (ckf_producer_pending(pool->state_) >= relay->cfg_.publication_threshold ||
+      ckf_producer_dirty(pool->state_) > KVRELAY_DIRTY_MAX_)
     return kvrelay_relay_pool_publish(relay, pool, now_ns);
   if (ckf_producer_has_pending(pool->state_))
     kvrelay_due_join_(relay, pool, kvrelay_after_(now_ns, relay->cfg_.publication_delay_ns));

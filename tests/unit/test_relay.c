@@ -816,6 +816,26 @@ Test(relay, the_last_sequence_is_the_end) {
 
 /* ---- cadence and heartbeat ---- */
 
+Test(relay, S61_many_changed_buckets_do_not_wait) {
+  kvrelay_relay_config cfg = fx_config();
+  cfg.max_bucket_count = 1 << 19;
+  cfg.chunk_buckets = 1 << 19;
+  cfg.publication_threshold = UINT32_MAX;
+  cfg.publication_delay_ns = 1000 * SECOND;
+  fx *f = fx_open(&cfg);
+  fx_pool *p = fx_publish(f, 1, 1 << 20);
+  uint32_t dirty = 0;
+  for (unsigned events = 0; events < 700000 && dirty <= 330000; events += 50) {
+    fx_store(p, 50);
+    dirty = ckf_producer_dirty(&p->state);
+    cr_assert_eq(kvrelay_relay_pool_changed(&f->relay, p->pool, f->now), KVRELAY_OK);
+    cr_assert_eq(ckf_producer_dirty(&p->state), dirty <= 330000 ? dirty : 0);
+  }
+  cr_expect(dirty > 330000 && dirty <= 330050, "%u", dirty);
+  cr_expect_lt(ckf_cbi1_delta_size(dirty), 4000000);
+  fx_close(f);
+}
+
 Test(relay, deltas_come_at_the_threshold_or_after_the_delay) {
   kvrelay_relay_config cfg = fx_config();
   cfg.publication_threshold = 16;
