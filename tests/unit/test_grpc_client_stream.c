@@ -206,6 +206,19 @@ Test(grpc_client_stream, S9_metadata_of_an_answer) {
   finish_scripted();
 }
 
+Test(grpc_client_stream, C11_a_pushback_is_told_before_the_end) {
+  scripted();
+  ready();
+  open_call(1, "/x/Y");
+  expect_frame(RAW_HEADERS);
+  raw_send_headers(&peer, NGHTTP2_FLAG_END_STREAM, 1,
+                   ANSWER_WITH("grpc-status: 14\ngrpc-retry-pushback-ms: 1500\n"));
+  RUN_UNTIL(caller.call[1].ends == 1);
+  cr_expect_str_eq(said, "1 T 0/0 grpc-retry-pushback-ms=1500\n");
+  cr_expect_eq(caller.call[1].status.grpc, KVRELAY_GRPC_UNAVAILABLE);
+  finish_scripted();
+}
+
 Test(grpc_client_stream, S9_metadata_that_is_broken_or_too_long_ends_its_call) {
   static char many[4000] = ANSWER_WITH("");
   for (int i = 0; i < 6; i++) /* 66 values */
