@@ -28,6 +28,8 @@ typedef struct options {
   double timeout_s; /* for a first answer; conform: for each try of a scenario */
   uint64_t count;   /* watch, catalog --watch: stop after this many, 0 = never */
   bool json, watch;
+  bool tls; /* also with any of the following */
+  const char *tls_ca, *tls_cert, *tls_key, *tls_name;
   const char *subscriber_id;
 } options;
 

@@ -8,6 +8,7 @@
 
 #include "cli.h"
 #include "show.h"
+#include "wire.h"
 
 /* clang-format off: a line here is a line there, of at most 80 columns */
 static const char usage[] =
@@ -41,6 +42,12 @@ static const char usage[] =
     "                       for each try of a scenario (default 15), of which there\n"
     "                       are up to three while pools of the relay come and go\n"
     "  --subscriber-id ID   how the relay sees us (default kvrelay-cli); not for info\n"
+    "  --tls                over TLS; the certificate has to name the target's host\n"
+    "  --tls-ca FILE        and to come from these authorities (default: the system's)\n"
+    "  --tls-cert FILE      with --tls-key FILE: show this certificate\n"
+    "  --tls-server-name NAME\n"
+    "                       the name in the certificate, when it is not the target's\n"
+    "                       host; each of these four means --tls\n"
     "  --json               one JSON object a line instead of tables; identities are\n"
     "                       hexadecimal strings, other numbers beyond 2^63-1\n"
     "                       decimal strings\n"
@@ -76,14 +83,24 @@ enum {
   COUNT,
   TIMEOUT,
   SUBSCRIBER,
-  JSON
+  JSON,
+  TLS,
+  TLS_CA,
+  TLS_CERT,
+  TLS_KEY,
+  TLS_NAME
 };
+
+/* Options that every command takes. */
+#define EVERYWHERE                                                                                 \
+  (1u << TIMEOUT | 1u << JSON | 1u << TLS | 1u << TLS_CA | 1u << TLS_CERT | 1u << TLS_KEY |        \
+   1u << TLS_NAME)
 
 static const struct command {
   const char *name;
   int (*run)(const options *o);
   double timeout_s;
-  unsigned takes; /* bits of the options, beside --timeout and --json, which all take */
+  unsigned takes; /* bits of the options, beside EVERYWHERE */
 } commands[] = {{"info", cmd_info, 10, 0},
                 {"catalog", cmd_catalog, 10, 1u << WATCH | 1u << COUNT | 1u << SUBSCRIBER},
                 {"query", cmd_query, 10,
@@ -112,6 +129,18 @@ static bool is_pool_name(const char *text) {
                                        second[1] != 0 && strchr(second + 1, '/') == NULL);
 }
 
+static int secure(const options *o) {
+  char why[KVRELAY_TLS_WHY_CAP];
+  if (strncmp(o->target, "raw://", 6) == 0)
+    return bad("the raw transport has no TLS", NULL);
+  if ((o->tls_cert == NULL) != (o->tls_key == NULL))
+    return bad("--tls-cert and --tls-key belong together", NULL);
+  if (wire_secure(o->tls_ca, o->tls_cert, o->tls_key, o->tls_name, why))
+    return EXIT_FINE;
+  fprintf(stderr, "kvrelay: %s\n", why);
+  return EXIT_USAGE;
+}
+
 /* Options may stand anywhere behind the command; what is left over is the target.  As long as the
  * list of options. */
 static int parse(int argc, char **argv, const struct command *command, options *o) {
@@ -127,15 +156,21 @@ static int parse(int argc, char **argv, const struct command *command, options *
                                         {"timeout", required_argument, NULL, TIMEOUT},
                                         {"subscriber-id", required_argument, NULL, SUBSCRIBER},
                                         {"json", no_argument, NULL, JSON},
+                                        {"tls", no_argument, NULL, TLS},
+                                        {"tls-ca", required_argument, NULL, TLS_CA},
+                                        {"tls-cert", required_argument, NULL, TLS_CERT},
+                                        {"tls-key", required_argument, NULL, TLS_KEY},
+                                        {"tls-server-name", required_argument, NULL, TLS_NAME},
                                         {NULL, 0, NULL, 0}};
   char *end;
   argv[0] = name;
   for (int c, which = 0; (c = getopt_long(argc, argv, "", longs, &which)) != -1;) {
-    if (c != '?' && ((command->takes | 1u << TIMEOUT | 1u << JSON) >> c & 1) == 0) {
+    if (c != '?' && ((command->takes | EVERYWHERE) >> c & 1) == 0) {
       fprintf(stderr, "kvrelay: %s takes no --%s; see kvrelay --help\n", command->name,
               longs[which].name);
       return EXIT_USAGE;
     }
+    o->tls |= c >= TLS && c <= TLS_NAME;
     switch (c) {
     case MODEL:
       o->model = optarg;
@@ -175,6 +210,20 @@ static int parse(int argc, char **argv, const struct command *command, options *
     case JSON:
       o->json = true;
       break;
+    case TLS_CA:
+      o->tls_ca = optarg;
+      break;
+    case TLS_CERT:
+      o->tls_cert = optarg;
+      break;
+    case TLS_KEY:
+      o->tls_key = optarg;
+      break;
+    case TLS_NAME:
+      o->tls_name = optarg;
+      break;
+    case TLS:
+      break;
     default:
       return bad("an option is wrong", NULL);
     }
@@ -184,7 +233,7 @@ static int parse(int argc, char **argv, const struct command *command, options *
   if (command->run == cmd_catalog && o->count != 0 && !o->watch)
     return bad("catalog --count needs --watch", NULL);
   o->target = argv[optind];
-  return EXIT_FINE;
+  return o->tls ? secure(o) : EXIT_FINE;
 }
 
 static int run(int argc, char **argv) {

@@ -6,6 +6,17 @@
 #include "grpc/grpc_client.h"
 #include "tcp/tcp_client.h"
 
+/* Of the whole program, until it ends. */
+static kvrelay_tls *tls;
+static const char *tls_name;
+
+bool wire_secure(const char *ca_file, const char *cert_file, const char *key_file,
+                 const char *server_name, char why[KVRELAY_TLS_WHY_CAP]) {
+  const kvrelay_tls_config cfg = {.cert_file = cert_file, .key_file = key_file, .ca_file = ca_file};
+  tls_name = server_name;
+  return kvrelay_tls_open(&cfg, &tls, why) == KVRELAY_TRANSPORT_OK;
+}
+
 int wire_open(const char *target, kvrelay_caller *caller, kvrelay_client_transport **out) {
   static const char raw[] = "raw://";
   if (strncmp(target, raw, sizeof raw - 1) == 0) {
@@ -15,5 +26,9 @@ int wire_open(const char *target, kvrelay_caller *caller, kvrelay_client_transpo
   }
   kvrelay_grpc_client_config cfg = kvrelay_grpc_client_config_default();
   cfg.target = target;
+  if (tls != NULL) {
+    cfg.security = kvrelay_tls_security(tls);
+    cfg.server_name = tls_name;
+  }
   return kvrelay_grpc_client_open(&cfg, caller, out);
 }

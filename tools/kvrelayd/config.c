@@ -149,9 +149,21 @@ static const cyaml_schema_field_t endpoint_fields[] = {
 static const cyaml_schema_value_t endpoint_entry = {
     CYAML_VALUE_MAPPING(CYAML_FLAG_DEFAULT, config_endpoint, endpoint_fields)};
 
+static const cyaml_schema_field_t tls_fields[] = {
+    TEXT_REQUIRED("cert", config_tls, cert), TEXT_REQUIRED("key", config_tls, key),
+    TEXT("client_ca", config_tls, client_ca),
+    CYAML_FIELD_SEQUENCE("allow", CYAML_FLAG_POINTER | CYAML_FLAG_OPTIONAL, config_tls, allow,
+                         &text_entry, 0, CONFIG_LIST_MAX),
+    CYAML_FIELD_END};
+
 static const cyaml_schema_field_t relay_fields[] = {
-    TEXT_REQUIRED("dc", config_relay, dc), TEXT("bind", config_relay, bind),
-    TEXT("raw_bind", config_relay, raw_bind), EXPECTED_BLOCKS(config_relay), CYAML_FIELD_END};
+    TEXT_REQUIRED("dc", config_relay, dc),
+    TEXT("bind", config_relay, bind),
+    TEXT("raw_bind", config_relay, raw_bind),
+    EXPECTED_BLOCKS(config_relay),
+    CYAML_FIELD_MAPPING_PTR("tls", CYAML_FLAG_POINTER | CYAML_FLAG_OPTIONAL, config_relay, tls,
+                            tls_fields),
+    CYAML_FIELD_END};
 
 static const cyaml_schema_field_t config_fields[] = {
     CYAML_FIELD_UINT("version", CYAML_FLAG_DEFAULT, config, version),
@@ -557,6 +569,34 @@ static void check_endpoint(yaml_doc *doc, config *c, unsigned index) {
     check_worker(doc, e, i, place(at, "%s/workers/%u", path, i));
 }
 
+kvrelay_tls_config config_tls_of(const config_tls *tls) {
+  return (kvrelay_tls_config){.server = true,
+                              .cert_file = tls->cert,
+                              .key_file = tls->key,
+                              .ca_file = tls->client_ca,
+                              .allow = (const char *const *)tls->allow,
+                              .allow_len = tls->allow_count};
+}
+
+/* The files are read, too: a start would need them. */
+static void check_tls(yaml_doc *doc, const config_relay *r) {
+  char why[KVRELAY_TLS_WHY_CAP];
+  kvrelay_tls *tls = NULL;
+  if (r->tls == NULL)
+    return;
+  if (r->raw_bind != NULL)
+    yaml_doc_error(doc, "relay/raw_bind", "cannot stand beside relay.tls: it would be plaintext");
+  if (r->tls->allow_count > 0 && r->tls->client_ca == NULL) {
+    yaml_doc_error(doc, "relay/tls/allow",
+                   "needs client_ca: nobody else's names are to be trusted");
+    return;
+  }
+  const kvrelay_tls_config cfg = config_tls_of(r->tls);
+  if (kvrelay_tls_open(&cfg, &tls, why) != KVRELAY_TRANSPORT_OK)
+    yaml_doc_error(doc, "relay/tls", "%s", why);
+  kvrelay_tls_close(tls);
+}
+
 static void check_rules(yaml_doc *doc, config *c) {
   if (c->version != 1)
     yaml_doc_error(doc, "version", "must be 1");
@@ -565,6 +605,7 @@ static void check_rules(yaml_doc *doc, config *c) {
     yaml_doc_error(doc, "relay/bind", CONFIG_BIND_FORM);
   if (c->relay.raw_bind != NULL && !config_bind_valid(c->relay.raw_bind))
     yaml_doc_error(doc, "relay/raw_bind", CONFIG_BIND_FORM);
+  check_tls(doc, &c->relay);
   c->relay.expected_unique_blocks =
       c->relay.expected_given == NULL ? CONFIG_DEFAULT_UNIQUE_BLOCKS : *c->relay.expected_given;
   unsigned workers = 0;

@@ -8,6 +8,7 @@
 #include <stdio.h>
 
 #include "kvrelay.h"
+#include "tls/tls.h"
 
 enum config_event_type { CONFIG_EVENTS_NONE = 0, CONFIG_EVENTS_ENGINE, CONFIG_EVENTS_TRACE };
 
@@ -88,9 +89,18 @@ typedef struct config_endpoint {
   unsigned workers_count;
 } config_endpoint;
 
+/* Files are PEM, see kvrelay_tls_config. */
+typedef struct config_tls {
+  char *cert, *key;
+  char *client_ca; /* NULL: clients need no certificate */
+  char **allow;
+  unsigned allow_count;
+} config_tls;
+
 typedef struct config_relay {
   char *dc;
   char *bind, *raw_bind; /* NULL: no listener */
+  config_tls *tls;       /* NULL: plaintext */
   uint64_t expected_unique_blocks;
   uint64_t *expected_given;
 } config_relay;
@@ -111,6 +121,9 @@ typedef struct config {
  */
 config *config_load(const char *path, FILE *report, int *exit_code);
 void config_free(config *c);
+
+/* The same for kvrelay_tls_open, without anybody to warn. */
+kvrelay_tls_config config_tls_of(const config_tls *tls);
 
 /* Whether relay.bind, --bind and the like take it; CONFIG_BIND_FORM says what they take. */
 bool config_bind_valid(const char *address);

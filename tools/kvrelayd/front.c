@@ -38,6 +38,24 @@ int front_open(front *f, kvrelay_relay *relay, struct event_base *base) {
   return 0;
 }
 
+static void on_tls_warning(void *context, const char *text) {
+  on_transport_log(context, LOG_WARN, "tls_warning", text);
+}
+
+int front_secure(front *f, const kvrelay_tls_config *given) {
+  char why[KVRELAY_TLS_WHY_CAP], quoted[LOG_QUOTE_CAP];
+  kvrelay_tls_config cfg = *given;
+  cfg.warn = on_tls_warning;
+  if (kvrelay_tls_open(&cfg, &f->tls, why) != KVRELAY_TRANSPORT_OK) {
+    log_event(LOG_ERROR, "tls_failed", "text=%s", log_quote(why, strlen(why), quoted));
+    return 78;
+  }
+  log_event(LOG_INFO, "tls", "client_certificates=%s cert_expires=%lld client_ca_expires=%lld",
+            cfg.ca_file != NULL ? "required" : "no", (long long)kvrelay_tls_cert_not_after(f->tls),
+            (long long)kvrelay_tls_ca_not_after(f->tls));
+  return 0;
+}
+
 /* 0, or an exit code, after a log line. */
 static int listening(int err, const char *transport, const char *bind, const char *address) {
   if (err == KVRELAY_TRANSPORT_OK) {
@@ -50,11 +68,12 @@ static int listening(int err, const char *transport, const char *bind, const cha
 }
 
 static int listen_with(front *f, const char *bind, kvrelay_service *service, const char *transport,
-                       kvrelay_transport **out) {
+                       kvrelay_tls *tls, kvrelay_transport **out) {
   char address[128] = "";
   kvrelay_grpc_server_config cfg = kvrelay_grpc_server_config_default();
   cfg.bind = bind;
   cfg.base = f->base;
+  cfg.security = tls != NULL ? kvrelay_tls_security(tls) : NULL;
   cfg.log = on_transport_log;
   const int err = kvrelay_grpc_server_open(&cfg, service, out);
   if (err == KVRELAY_TRANSPORT_OK)
@@ -63,11 +82,11 @@ static int listen_with(front *f, const char *bind, kvrelay_service *service, con
 }
 
 int front_listen(front *f, const char *bind) {
-  return listen_with(f, bind, &f->all.base, "grpc", &f->grpc);
+  return listen_with(f, bind, &f->all.base, "grpc", f->tls, &f->grpc);
 }
 
 int front_listen_probes(front *f, const char *bind) {
-  return listen_with(f, bind, kvrelay_grpc_health_base(f->health), "health", &f->probes);
+  return listen_with(f, bind, kvrelay_grpc_health_base(f->health), "health", NULL, &f->probes);
 }
 
 static void on_raw_ready(evutil_socket_t fd, short what, void *argument) {
@@ -162,6 +181,7 @@ void front_close(front *f) {
   if (f->probes != NULL)
     f->probes->close(f->probes);
   close_raw(f);
+  kvrelay_tls_close(f->tls);
   kvrelay_grpc_reflection_close(f->reflection);
   kvrelay_grpc_health_close(f->health);
   kvrelay_relay_service_close(f->relay);

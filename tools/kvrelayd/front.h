@@ -9,6 +9,7 @@
 #include "mux.h"
 #include "service.h"
 #include "timer.h"
+#include "tls/tls.h"
 
 typedef struct front {
   struct event_base *base;
@@ -16,6 +17,7 @@ typedef struct front {
   kvrelay_grpc_health *health;
   kvrelay_grpc_reflection *reflection;
   kvrelay_mux all;
+  kvrelay_tls *tls;                       /* NULL: plaintext */
   kvrelay_transport *grpc, *probes, *raw; /* NULL: not asked for, or ended */
   struct event *raw_ready;                /* raw has a loop of its own, inside of `base`: ... */
   kvrelay_timer raw_due;                  /* ... these two end a turn for it */
@@ -25,6 +27,9 @@ typedef struct front {
 /* Services without listeners; health is NOT_SERVING.  `relay` and `base` must outlive the front.
  * 0, or an exit code. */
 int front_open(front *f, kvrelay_relay *relay, struct event_base *base);
+/* Before front_listen, which then takes TLS only; probes stay plaintext (they show no certificate).
+ * 0, or an exit code after a log line. */
+int front_secure(front *f, const kvrelay_tls_config *cfg);
 /* Listens for everybody, or for probes alone: those see health and nothing else.  0, or an exit
  * code after a log line. */
 int front_listen(front *f, const char *bind);

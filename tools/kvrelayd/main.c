@@ -177,10 +177,19 @@ static int open_all(daemon_ *d, const config *c, const plan *p, const flags *giv
     code = serve_open(&d->serve, &d->scope);
   if (code == 0)
     code = front_open(&d->front, &d->serve.relay, d->base);
+  if (code == 0 && c->relay.tls != NULL) {
+    const kvrelay_tls_config tls = config_tls_of(c->relay.tls);
+    code = front_secure(&d->front, &tls);
+  }
   const char *bind = given->bind != NULL ? given->bind : c->relay.bind;
   if (code == 0 && bind != NULL)
     code = front_listen(&d->front, bind);
   const char *raw_bind = given->raw_bind != NULL ? given->raw_bind : c->relay.raw_bind;
+  if (code == 0 && raw_bind != NULL && c->relay.tls != NULL) {
+    log_event(LOG_ERROR, "raw_refused",
+              "note=\"the raw transport has no TLS and relay.tls is set\"");
+    code = 78;
+  }
   if (code == 0 && raw_bind != NULL)
     code = front_listen_raw(&d->front, raw_bind);
   if (code == 0 && given->health_bind != NULL)

@@ -76,8 +76,16 @@ static int cut(session *s) {
              s->done ? "closed by the peer without a word" : "closed by the peer in the handshake");
 }
 
-/* The peer begins with something that is no record of TLS. */
+static size_t send_some(session *s, const uint8_t *bytes, size_t len);
+
+/* The peer begins with something that is no record of TLS.  A client hears in one what is spoken
+ * here: many tell their user. */
 static int not_tls(session *s) {
+  static const uint8_t alert[] = {
+      SSL3_RT_ALERT, TLS1_2_VERSION >> 8,      TLS1_2_VERSION & 0xff, 0, 2,
+      SSL3_AL_FATAL, SSL_AD_UNEXPECTED_MESSAGE};
+  if (s->tls->server)
+    (void)send_some(s, alert, sizeof alert);
   char start[FIRST_BYTES + 1];
   size_t len = 0;
   for (; len < s->first_len; len++)
@@ -111,6 +119,16 @@ static const char *plain_words(unsigned long error, const session *s) {
   }
 }
 
+/* "tlsv13 alert certificate required": the version is of no interest. */
+static const char *alert_words(unsigned long error) {
+  static const char mark[] = " alert ";
+  const char *words = ERR_reason_error_string(error);
+  const char *name = words != NULL ? strstr(words, mark) : NULL;
+  if (name != NULL)
+    return name + sizeof mark - 1;
+  return words != NULL ? words : "unknown";
+}
+
 static int failed(session *s) {
   unsigned long error = ERR_peek_error();
   int reason = ERR_GET_REASON(error);
@@ -121,7 +139,7 @@ static int failed(session *s) {
     return not_tls(s);
   if (ERR_GET_LIB(error) == ERR_LIB_SSL && reason > SSL_AD_REASON_OFFSET)
     return end(s, KVRELAY_SECURE_FAILED, "the peer ended it with the alert \"%s\"",
-               SSL_alert_desc_string_long(reason - SSL_AD_REASON_OFFSET));
+               alert_words(error));
   const char *words = plain_words(error, s);
   return end(s, KVRELAY_SECURE_FAILED, "%s", words != NULL ? words : "TLS failed");
 }

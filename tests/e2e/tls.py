@@ -1,0 +1,190 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: Apache-2.0
+"""TLS and mutual TLS between kvrelayd, kvrelay and programs of others: grpcio on either side, curl, openssl s_client."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from concurrent import futures
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from support.daemon import BIN, Daemon, check, finish, pool_yaml  # noqa: E402
+
+import grpc  # noqa: E402
+import kvrelay_pb2 as pb  # noqa: E402
+from support.messages import RELAY  # noqa: E402
+
+INFO = "/dynamo.kvrelay.v1.KvEventRelay/GetRelayInfo"
+MARKER = 1263948337
+ROUTER = "spiffe://example/router"
+folder = tempfile.TemporaryDirectory(prefix="kvrelay-tls-")
+
+
+def path(name):
+    return os.path.join(folder.name, name)
+
+
+def read(name):
+    with open(path(name), "rb") as file:
+        return file.read()
+
+
+def make(name, issuer=None, names="", ca=False):
+    """NAME.pem and NAME.key, issued by ISSUER or by itself."""
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-noenc", "-days", "9"]
+    command += ["-keyout", path(name + ".key"), "-out", path(name + ".pem"), "-subj", "/CN=" + name]
+    command += ["-addext", "basicConstraints=critical,CA:" + ("TRUE" if ca else "FALSE")] if issuer else []
+    command += ["-addext", "subjectAltName=" + names] if names else []
+    command += ["-CA", path(issuer + ".pem"), "-CAkey", path(issuer + ".key")] if issuer else []
+    subprocess.run(command, check=True, capture_output=True)
+
+
+def configuration(mutual, allow=()):
+    tls = ["  tls:", f"    cert: {path('server.pem')}", f"    key: {path('server.key')}"]
+    tls += [f"    client_ca: {path('ca.pem')}"] if mutual else []
+    tls += [f"    allow: [{', '.join(allow)}]"] if allow else []
+    return pool_yaml([(7, 0, 1, ["type: none"])]).replace("endpoints:", "\n".join(tls) + "\nendpoints:")
+
+
+def kvrelay(address, *more):
+    """Exit code and what it said of `kvrelay info`."""
+    done = subprocess.run([os.path.join(BIN, "kvrelay"), "info", address, "--timeout", "3", *more], capture_output=True, text=True)
+    return done.returncode, done.stdout + done.stderr
+
+
+def credentials(client=None):
+    key, cert = (read(client + ".key"), read(client + ".pem")) if client else (None, None)
+    return grpc.ssl_channel_credentials(read("ca.pem"), key, cert)
+
+
+def ask(address, client=None):
+    """What grpcio gets: the contract's marker, or the code of an error."""
+    with grpc.secure_channel(address, credentials(client)) as channel:
+        call = channel.unary_unary(INFO, pb.RelayInfoRequest.SerializeToString, pb.RelayInfo.FromString)
+        try:
+            return call(pb.RelayInfoRequest(contract_marker=MARKER), timeout=3).contract_marker
+        except grpc.RpcError as error:
+            return error.code()
+
+
+def s_client(address, *more):
+    done = subprocess.run(["openssl", "s_client", "-connect", address, "-CAfile", path("ca.pem"), *more], input="", capture_output=True, text=True)
+    return done.stdout + done.stderr
+
+
+TRUST = ["--tls-ca", path("ca.pem")]
+SHOW = ["--tls-cert", path("client.pem"), "--tls-key", path("client.key")]
+
+
+def server_only():
+    with Daemon(configuration(mutual=False)) as daemon:
+        address = daemon.address
+        port = address.rsplit(":", 1)[1]
+        check("S100 grpcio is served over TLS", ask(address) == MARKER, ask(address))
+        code, said = kvrelay(address, *TRUST)
+        check("C16 kvrelay is served over TLS", code == 0, said)
+        code, said = kvrelay(address, "--tls")
+        check("C16 the system's authorities do not know ours", code == 69 and "not trusted" in said, said)
+        code, said = kvrelay(address, *TRUST, "--tls-server-name", "other.example")
+        check("C16 another name is refused", code == 69 and "another host" in said, said)
+        code, said = kvrelay("localhost:" + port, *TRUST)
+        check("C16 a name of the certificate is as good as its address", code == 0, said)
+        code, said = kvrelay(address)
+        check("S28 kvrelay in plaintext is told", code == 69 and "TLS" in said, said)
+        line = daemon.wait_for(r"event=connection_closed .*plaintext on a TLS port")
+        check("S28 kvrelayd says so, too", line is not None)
+        said = subprocess.run(
+            ["curl", "-s", "--http2", "--cacert", path("ca.pem"), "-X", "POST", "-o", "/dev/null", "-w", "%{http_version} %{http_code}"]
+            + ["-H", "content-type: application/grpc", f"https://{address}{INFO}"],
+            capture_output=True,
+            text=True,
+        ).stdout
+        check("S100 curl speaks HTTP/2 by ALPN", said == "2 200", said)
+        said = s_client(address, "-alpn", "h2", "-tls1_3")
+        check("S100 h2 is chosen", "ALPN protocol: h2" in said and "Verify return code: 0" in said, said)
+        check("S101 TLS 1.2 with a good suite", "ALPN protocol: h2" in s_client(address, "-alpn", "h2", "-tls1_2"))
+        said = s_client(address, "-alpn", "http/1.1")
+        check("S100 no protocol in common", "no application protocol" in said, said)
+        said = s_client(address, "-alpn", "h2", "-tls1_2", "-cipher", "AES128-SHA:@SECLEVEL=0")
+        check("S101 no suite of RFC 9113's list", "handshake failure" in said, said)
+        said = s_client(address, "-alpn", "h2", "-tls1_1", "-cipher", "ALL:@SECLEVEL=0")
+        check("S101 no TLS 1.1", "protocol version" in said, said)
+
+
+def mutual():
+    with Daemon(configuration(mutual=True, allow=[ROUTER, "dns:other.example"]), "--health-bind", "127.0.0.1:0") as daemon:
+        address = daemon.wait_for(r"transport=grpc address=(\S+)").group(1)
+        check("S102 grpcio shows its certificate", ask(address, "client") == MARKER, ask(address, "client"))
+        check("S102 grpcio without one is refused", ask(address) == grpc.StatusCode.UNAVAILABLE)
+        check("S102 a name that is not on the list is refused", ask(address, "nobody") == grpc.StatusCode.UNAVAILABLE)
+        check("S102 another authority's is refused", ask(address, "stranger") == grpc.StatusCode.UNAVAILABLE)
+        code, said = kvrelay(address, *TRUST, *SHOW)
+        check("C16 kvrelay shows its certificate", code == 0, said)
+        code, said = kvrelay(address, *TRUST)
+        check("C16 kvrelay without one says why", code == 69 and "certificate required" in said, said)
+        for text in ["shows no certificate", "none of the allowed names", "not trusted here"]:
+            check(f"S102 the log says: {text}", daemon.wait_for(f"level=warn event=connection_closed .*{text}") is not None)
+        probe = daemon.wait_for(r"transport=health address=(\S+)").group(1)
+        with grpc.insecure_channel(probe) as channel:
+            answer = channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=3)
+        check("S83 probes need no certificate", answer == b"\x08\x01", answer)
+
+
+class Relay(grpc.GenericRpcHandler):
+    """A relay that only says who it is."""
+
+    def service(self, details):
+        if details.method != INFO:
+            return None
+        info = pb.RelayInfo(protocol_version=1, relay=RELAY, contract_marker=MARKER)
+        return grpc.unary_unary_rpc_method_handler(lambda request, context: info, pb.RelayInfoRequest.FromString, pb.RelayInfo.SerializeToString)
+
+
+def grpcio_serves():
+    for mutual_too in (False, True):
+        server = grpc.server(futures.ThreadPoolExecutor(4))
+        server.add_generic_rpc_handlers((Relay(),))
+        pair = [(read("server.key"), read("server.pem"))]
+        port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials(pair, read("ca.pem") if mutual_too else None, mutual_too))
+        server.start()
+        code, said = kvrelay(f"127.0.0.1:{port}", *TRUST, *(SHOW if mutual_too else []))
+        what = "mutual TLS" if mutual_too else "TLS"
+        check(f"C16 kvrelay asks a grpcio server over {what}", code == 0, f"{code} {said}")
+        if mutual_too:
+            code, said = kvrelay(f"127.0.0.1:{port}", *TRUST)
+            check("C16 grpcio wants a certificate", code == 69, f"{code} {said}")
+        server.stop(0)
+
+
+def bad_configurations():
+    def refused(name, yaml, text, *arguments):
+        with open(path("bad.yaml"), "w", encoding="utf-8") as file:
+            file.write(yaml)
+        done = subprocess.run([os.path.join(BIN, "kvrelayd"), "--config", path("bad.yaml"), *arguments], capture_output=True, text=True, timeout=10)
+        check(name, done.returncode == 78 and text in done.stderr, f"{done.returncode} {done.stderr}")
+
+    good = configuration(mutual=True)
+    refused("a key of another certificate", good.replace("server.key", "client.key"), "client.key does not belong to", "--check")
+    refused("a file that is not there", good.replace("server.pem", "none.pem"), "none.pem: No such file or directory", "--check")
+    refused("names without authorities", configuration(False, [ROUTER]), "relay.tls.allow: needs client_ca", "--check")
+    refused("a raw listener beside TLS", good.replace("  bind:", "  raw_bind: 127.0.0.1:0\n  bind:"), "it would be plaintext", "--check")
+    refused("a raw listener by a flag beside TLS", good, "raw_refused", "--raw-bind", "127.0.0.1:0")
+
+
+def main():
+    make("ca", ca=True)
+    make("other", ca=True)
+    make("server", "ca", "IP:127.0.0.1,DNS:localhost")
+    make("client", "ca", "URI:" + ROUTER)
+    make("nobody", "ca", "URI:spiffe://example/nobody,DNS:nobody.example")
+    make("stranger", "other", "URI:" + ROUTER)
+    server_only()
+    mutual()
+    grpcio_serves()
+    bad_configurations()
+    folder.cleanup()
+    finish()
+
+
+main()
