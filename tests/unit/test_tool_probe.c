@@ -54,7 +54,7 @@ Test(tool_probe, a_call_without_room_is_refused_and_leaves_the_others_alone) {
   probe p;
   probe_answer a;
   memset(&p, 0, sizeof p);
-  p.grpc = &m.base;
+  p.wire = &m.base;
   for (uint32_t i = 1; i <= PROBE_CALLS; i++)
     cr_assert_eq(probe_call(&p, "/a/b", NULL, 0), i);
   for (int again = 0; again < 3; again++) {
@@ -75,7 +75,7 @@ Test(tool_probe, no_time_is_left_behind_the_end) {
   mute m = open_mute();
   probe p;
   memset(&p, 0, sizeof p);
-  p.grpc = &m.base;
+  p.wire = &m.base;
   cr_assert_eq(probe_left_ns(&p, NOW + 5), 5);
   cr_assert_eq(probe_left_ns(&p, NOW), 0);
   cr_assert_eq(probe_left_ns(&p, NOW - 1), 0);
