@@ -13,6 +13,7 @@ from support.daemon import BIN, Daemon, check, finish, pool_yaml  # noqa: E402
 
 import grpc  # noqa: E402
 import kvrelay_pb2 as pb  # noqa: E402
+from support import certs  # noqa: E402
 from support.messages import RELAY  # noqa: E402
 
 INFO = "/dynamo.kvrelay.v1.KvEventRelay/GetRelayInfo"
@@ -30,14 +31,8 @@ def read(name):
         return file.read()
 
 
-def make(name, issuer=None, names="", ca=False):
-    """NAME.pem and NAME.key, issued by ISSUER or by itself."""
-    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-noenc", "-days", "9"]
-    command += ["-keyout", path(name + ".key"), "-out", path(name + ".pem"), "-subj", "/CN=" + name]
-    command += ["-addext", "basicConstraints=critical,CA:" + ("TRUE" if ca else "FALSE")] if issuer else []
-    command += ["-addext", "subjectAltName=" + names] if names else []
-    command += ["-CA", path(issuer + ".pem"), "-CAkey", path(issuer + ".key")] if issuer else []
-    subprocess.run(command, check=True, capture_output=True)
+def make(name, *arguments, **more):
+    certs.make(folder.name, name, *arguments, **more)
 
 
 def configuration(mutual, allow=()):

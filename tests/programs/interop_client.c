@@ -1,7 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * gRPC's official interop cases from our client transport, against a server that others wrote:
- * interop_client ADDRESS.  A line "ok - CASE" or "not ok - CASE: why" for each.
+ *
+ *   interop_client ADDRESS            a line "ok - CASE" or "not ok - CASE: why" for each
+ *   interop_client ADDRESS farewell   prints "streaming" once a stream has brought a message; then
+ * the server has to stop in order, and another to take its place
+ *
+ * INTEROP_TLS as interop_tls.h has it.
  */
 #include <inttypes.h>
 #include <stdarg.h>
@@ -10,6 +15,7 @@
 #include <string.h>
 
 #include "interop_messages.h"
+#include "interop_tls.h"
 #include "transports/grpc/grpc_client.h"
 
 #define SECOND_NS ((uint64_t)1000000000)
@@ -25,7 +31,9 @@ static const char special[] = "\t\ntest with whitespace\r\nand Unicode BMP \u263
 typedef struct peer {
   kvrelay_caller base; /* first */
   const char *address;
+  kvrelay_security *security;
   kvrelay_client_transport *client;
+  bool may_fail; /* the connection */
   bool ready;
   uint32_t call; /* the newest */
   uint64_t until_ns;
@@ -59,7 +67,7 @@ static void on_connection(kvrelay_caller *self, int state, int err, const char *
   (void)retry_ns;
   (void)now_ns;
   p->ready = state == KVRELAY_CONNECTION_READY;
-  if (state == KVRELAY_CONNECTION_FAILED)
+  if (state == KVRELAY_CONNECTION_FAILED && !p->may_fail)
     need(p, false, "connection: %s: %s", kvrelay_transport_strerror(err), text);
 }
 
@@ -394,6 +402,7 @@ static void rpc_soak(peer *p) {
 static void open_client(peer *p) {
   kvrelay_grpc_client_config cfg = kvrelay_grpc_client_config_default();
   cfg.target = p->address;
+  cfg.security = p->security;
   cfg.max_calls = PARALLEL + 1;
   p->ready = false;
   if (kvrelay_grpc_client_open(&cfg, &p->base, &p->client) != KVRELAY_TRANSPORT_OK) {
@@ -411,10 +420,37 @@ static void channel_soak(peer *p) {
   }
 }
 
-static const struct {
+/* C10, C14: the stream goes on as if nothing were, what is new waits for another connection. */
+static void farewell(peer *p) {
+  const kvrelay_grpc_call_options options = {INTEROP_SERVICE "EmptyCall", NULL, &events,
+                                             KVRELAY_TIME_NONE};
+  start(p, INTEROP_FULL_DUPLEX);
+  const uint32_t stream = p->call;
+  p->may_fail = true;
+  send(p, compose(INTEROP_FULL_DUPLEX, up[0], down, 1, NULL));
+  wait_messages(p, 1);
+  printf("streaming\n");
+  fflush(stdout);
+  while (turn(p) &&
+         kvrelay_grpc_client_start(p->client, stream + 1, &options) == KVRELAY_TRANSPORT_OK)
+    p->client->cancel(p->client, stream + 1);
+  send(p, compose(INTEROP_FULL_DUPLEX, up[1], down + 1, 1, NULL));
+  wait_messages(p, 2);
+  need(p, p->ready, "the connection ended before its stream");
+  half_close(p);
+  wait_end(p, KVRELAY_GRPC_OK, 2);
+  while (p->ready && turn(p))
+    continue;
+  p->messages = p->ends = 0;
+  empty_unary(p);
+}
+
+typedef struct test_case {
   const char *name;
   void (*run)(peer *p);
-} cases[] = {
+} test_case;
+
+static const test_case cases[] = {
 #define CASE(NAME)                                                                                 \
   { #NAME, NAME }
     CASE(empty_unary),
@@ -436,25 +472,32 @@ static const struct {
     CASE(channel_soak),
 };
 
+static bool judge(peer *p, const test_case *t) {
+  open_client(p); /* what a case leaves open ends with its connection */
+  p->messages = p->ends = p->good_ends = 0;
+  p->initial = p->trailing = false;
+  p->why[0] = 0;
+  p->until_ns = p->client->base.now_ns(&p->client->base) + LIMIT_NS;
+  t->run(p);
+  p->client->base.close(&p->client->base);
+  printf(p->why[0] == 0 ? "ok - %s\n" : "not ok - %s: %s\n", t->name, p->why);
+  fflush(stdout);
+  return p->why[0] == 0;
+}
+
 int main(int argc, char **argv) {
   static peer p = {.base = {on_connection, on_admitted, on_message, on_end}};
-  bool failed = false;
-  if (argc != 2) {
-    fprintf(stderr, "usage: interop_client ADDRESS\n");
+  const bool parting = argc == 3 && strcmp(argv[2], "farewell") == 0;
+  bool good = true;
+  if (argc != 2 && !parting) {
+    fprintf(stderr, "usage: interop_client ADDRESS [farewell]\n");
     return 64;
   }
   p.address = argv[1];
-  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-    open_client(&p); /* what a case leaves open ends with its connection */
-    p.messages = p.ends = p.good_ends = 0;
-    p.initial = p.trailing = false;
-    p.why[0] = 0;
-    p.until_ns = p.client->base.now_ns(&p.client->base) + LIMIT_NS;
-    cases[i].run(&p);
-    p.client->base.close(&p.client->base);
-    printf(p.why[0] == 0 ? "ok - %s\n" : "not ok - %s: %s\n", cases[i].name, p.why);
-    fflush(stdout);
-    failed |= p.why[0] != 0;
-  }
-  return failed;
+  p.security = interop_security(false);
+  if (parting)
+    return judge(&p, &(test_case){"farewell", farewell}) ? 0 : 1;
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+    good &= judge(&p, &cases[i]);
+  return good ? 0 : 1;
 }

@@ -3,7 +3,7 @@
  * gRPC's official test service (tests/interop/grpc/testing.proto) over our server transport, for
  * clients that others wrote.  Prints "listening ADDRESS".  Commands on standard input: "counts"
  * prints the calls opened and those still open, "encodings" what messages may be compressed with;
- * end of file ends it.
+ * end of file ends it.  INTEROP_TLS as interop_tls.h has it.
  */
 #include <event2/event.h>
 #include <stdio.h>
@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "interop_messages.h"
+#include "interop_tls.h"
 #include "transports/grpc/grpc_server.h"
 
 #define MESSAGE_CAP ((uint32_t)8 << 20)
@@ -195,6 +196,7 @@ int main(int argc, char **argv) {
   char address[128];
   cfg.bind = argc > 1 ? argv[1] : "127.0.0.1:0";
   cfg.base = event_base_new();
+  cfg.security = interop_security(true);
   cfg.log = on_log;
   cfg.request_metadata = true;
   cfg.response_encodings = ~0u;

@@ -42,10 +42,13 @@ class Server:
         if self.address is None:
             say(False, f"{name}: it listens")
 
-    def ask(self, command):
-        """The line that answers a command."""
+    def tell(self, command):
         self.process.stdin.write(command + "\n")
         self.process.stdin.flush()
+
+    def ask(self, command):
+        """The line that answers a command."""
+        self.tell(command)
         return self.process.stdout.readline().split()[1:]
 
     def impossible(self):
@@ -65,15 +68,11 @@ class Server:
         self.process.stdout.close()
 
 
-def cases(name, *command, timeout_s=120, without=None, **more):
-    """Takes over the lines of a judge, but for cases that match `without`. One failure when there are no lines, or when it fails
+def take(name, text, status=0, without=None, errors=""):
+    """Takes over the lines of a judge, but for cases that match `without`. One failure when there are no lines, or when it failed
     without naming one."""
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=timeout_s, check=False, **more)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return say(False, f"{name}: it runs", error)
-    lines = [found for found in map(LINE.match, done.stdout.splitlines()) if found]
-    silent = not lines or (done.returncode != 0 and all(found[1] == "ok" for found in lines))
+    lines = [found for found in map(LINE.match, text.splitlines()) if found]
+    silent = not lines or (status != 0 and all(found[1] == "ok" for found in lines))
     good = not silent
     for found in lines:
         if without is not None and re.match(without, found[2]):
@@ -81,18 +80,27 @@ def cases(name, *command, timeout_s=120, without=None, **more):
         else:
             good &= say(found[1] == "ok", f"{name}: {found[2]}")
     if silent:
-        say(False, f"{name}: it comes to its end", f"exit status {done.returncode}: {tail(done.stdout + done.stderr)}")
+        say(False, f"{name}: it comes to its end", f"exit status {status}: {tail(text + errors)}")
     return good
 
 
-def run(name, *command, timeout_s=120, expect=None, **more):
-    """One case: the program ends with 0, and what it prints has `expect`, a pattern, in it. What it prints."""
+def cases(name, *command, timeout_s=120, without=None, **more):
+    """What a judge has to say, as `take`."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=timeout_s, check=False, **more)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return say(False, f"{name}: it runs", error)
+    return take(name, done.stdout, done.returncode, without, done.stderr)
+
+
+def run(name, *command, timeout_s=120, expect=None, status=0, **more):
+    """One case: the program ends with that status, and what it prints has `expect`, a pattern, in it. What it prints."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=timeout_s, check=False, **more)
     except (OSError, subprocess.TimeoutExpired) as error:
         say(False, name, error)
         return ""
     text = done.stdout + done.stderr
-    good = done.returncode == 0 and (expect is None or re.search(expect, text) is not None)
+    good = done.returncode == status and (expect is None or re.search(expect, text) is not None)
     say(good, name, f"exit status {done.returncode}: {tail(text)}")
     return text

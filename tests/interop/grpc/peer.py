@@ -3,9 +3,11 @@
 """gRPC's official interop cases with stock grpcio, any version, on either side.
 
     peer.py client ADDRESS [CASE…]   a line "ok - CASE" or "not ok - CASE: why" for each; all cases without names
-    peer.py server                   prints "listening ADDRESS" and serves until its standard input ends
+    peer.py server                   prints "listening ADDRESS" and serves until its standard input ends; a line "stop" there
+                                     stops the server in order, and another takes its place
 
-KVRELAY_BUILD names the build folder, which has the protobuf classes.
+KVRELAY_BUILD names the build folder, which has the protobuf classes. INTEROP_TLS, a folder, asks for TLS: it has ca.pem, and
+server.pem and .key; with client.pem and .key, clients show these and servers ask for them.
 """
 
 import os
@@ -45,6 +47,15 @@ def output(*sizes, up=0, **more):
 
 def large(**more):
     return pb.SimpleRequest(response_size=314159, payload=zeros(271828), **more)
+
+
+def read(name):
+    """A file of INTEROP_TLS; None when it is not there."""
+    try:
+        with open(os.path.join(os.environ["INTEROP_TLS"], name), "rb") as file:
+            return file.read()
+    except FileNotFoundError:
+        return None
 
 
 # ---- client ----
@@ -216,12 +227,18 @@ CASES = (
 )
 
 
+def connect(address):
+    if "INTEROP_TLS" not in os.environ:
+        return grpc.insecure_channel(address)
+    return grpc.secure_channel(address, grpc.ssl_channel_credentials(read("ca.pem"), read("client.key"), read("client.pem")))
+
+
 def judge(address, names=()):
     """True when every case passes; says what came of each."""
     unknown = set(names) - {case.__name__ for case in CASES}
     need(not unknown, f"no such case: {unknown}")
     passed = True
-    with grpc.insecure_channel(address) as channel:
+    with connect(address) as channel:
         stub = Stub(channel)
         for case in CASES:
             if names and case.__name__ not in names:
@@ -284,7 +301,15 @@ def duplex_call(requests, context):
         stop_if_asked(request, context)
 
 
-def serve():
+def bind(server, address):
+    if "INTEROP_TLS" not in os.environ:
+        return server.add_insecure_port(address)
+    pair, mutual = [(read("server.key"), read("server.pem"))], read("client.pem") is not None
+    return server.add_secure_port(address, grpc.ssl_server_credentials(pair, read("ca.pem") if mutual else None, mutual))
+
+
+def start(address):
+    """The server, and the port that it has."""
     behaviour = {
         "EmptyCall": lambda request, context: pb.Empty(),
         "UnaryCall": unary_call,
@@ -300,10 +325,18 @@ def serve():
         handlers[name] = make(function, request_deserializer=request.FromString, response_serializer=response.SerializeToString)
     server = grpc.server(futures.ThreadPoolExecutor(max_workers=32))
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("grpc.testing.TestService", handlers),))
-    port = server.add_insecure_port("127.0.0.1:0")
+    port = bind(server, address)
     server.start()
+    return server, port
+
+
+def serve():
+    server, port = start("127.0.0.1:0")
     print(f"listening 127.0.0.1:{port}", flush=True)
-    sys.stdin.read()
+    for _ in sys.stdin:
+        before = server.stop(30)  # seconds of grace
+        server, port = start(f"127.0.0.1:{port}")
+        before.wait()
     server.stop(None)
 
 

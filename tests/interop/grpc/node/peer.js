@@ -5,8 +5,9 @@
 //   node peer.js client ADDRESS
 //   node peer.js server
 //
-// PROTO_TESTING names testing.proto. The modules lie in the working folder.
+// PROTO_TESTING names testing.proto. The modules lie in the working folder. INTEROP_TLS as there.
 'use strict';
+const fs = require('fs');
 const path = require('path');
 const modules = path.join(process.cwd(), 'node_modules');
 const grpc = require(path.join(modules, '@grpc/grpc-js'));
@@ -20,7 +21,13 @@ const zeros = (n) => ({ body: Buffer.alloc(n) });
 const large = (more) => ({ response_size: 314159, payload: zeros(271828), ...more });
 const output = (up, ...down) => ({ response_parameters: down.map((size) => ({ size })), payload: zeros(up) });
 
+const secure = process.env.INTEROP_TLS;
+const read = (name) => fs.existsSync(path.join(secure, name)) ? fs.readFileSync(path.join(secure, name)) : null;
+
 // ---- client ----
+
+const credentials = () => secure ? grpc.credentials.createSsl(read('ca.pem'), read('client.key'), read('client.pem'))
+  : grpc.credentials.createInsecure();
 
 function need(good, what) {
   if (!good) throw new Error(what);
@@ -118,7 +125,7 @@ const CASES = {
   async client_compressed_unary(stub, address) {
     const refused = await unary((done) => stub.UnaryCall(large({ expect_compressed: { value: true } }), done));
     needStatus(refused.error, grpc.status.INVALID_ARGUMENT);
-    const zipped = new testing.TestService(address, grpc.credentials.createInsecure(), { 'grpc.default_compression_algorithm': 2 });
+    const zipped = new testing.TestService(address, credentials(), { 'grpc.default_compression_algorithm': 2 });
     await largeUnary(zipped, { expect_compressed: { value: true } });
     zipped.close();
     await largeUnary(stub, { expect_compressed: { value: false } });
@@ -146,7 +153,7 @@ const CASES = {
     needStatus((await unary((done) => stub.UnimplementedCall({}, done))).error, grpc.status.UNIMPLEMENTED);
   },
   async unimplemented_service(_, address) {
-    const stub = new testing.UnimplementedService(address, grpc.credentials.createInsecure());
+    const stub = new testing.UnimplementedService(address, credentials());
     needStatus((await unary((done) => stub.UnimplementedCall({}, done))).error, grpc.status.UNIMPLEMENTED);
     stub.close();
   },
@@ -176,7 +183,7 @@ const CASES = {
 };
 
 async function judge(address) {
-  const stub = new testing.TestService(address, grpc.credentials.createInsecure());
+  const stub = new testing.TestService(address, credentials());
   for (const [name, run] of Object.entries(CASES)) {
     let late;
     const limit = new Promise((_, reject) => { late = setTimeout(() => reject(new Error('takes too long')), 60000); });
@@ -221,7 +228,15 @@ function duplex(call, queue) {
   call.on('end', () => { kept.forEach(serve); call.end(trailing); });
 }
 
-function serve() {
+function serverCredentials() {
+  if (!secure) return grpc.ServerCredentials.createInsecure();
+  const mutual = read('client.pem') !== null;
+  return grpc.ServerCredentials.createSsl(mutual ? read('ca.pem') : null,
+    [{ private_key: read('server.key'), cert_chain: read('server.pem') }], mutual);
+}
+
+// Calls back with the server and its port.
+function start(address, done) {
   const server = new grpc.Server();
   server.addService(testing.TestService.service, {
     EmptyCall: (call, done) => done(null, {}),
@@ -242,11 +257,22 @@ function serve() {
     FullDuplexCall: (call) => duplex(call, false),
     HalfDuplexCall: (call) => duplex(call, true),
   });
-  server.bindAsync('127.0.0.1:0', grpc.ServerCredentials.createInsecure(), (error, port) => {
+  server.bindAsync(address, serverCredentials(), (error, port) => {
     if (error) throw error;
-    console.log(`listening 127.0.0.1:${port}`);
+    done(server, port);
   });
-  process.stdin.resume().on('end', () => process.exit(0));
+}
+
+function serve() {
+  start('127.0.0.1:0', (first, port) => {
+    let server = first;
+    console.log(`listening 127.0.0.1:${port}`);
+    process.stdin.on('data', () => { // "stop": another server takes its place
+      server.tryShutdown(() => {});
+      start(`127.0.0.1:${port}`, (next) => { server = next; });
+    });
+    process.stdin.on('end', () => process.exit(0));
+  });
 }
 
 const [mode, address] = process.argv.slice(2);

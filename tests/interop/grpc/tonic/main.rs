@@ -4,11 +4,13 @@
 //!
 //!     tonic-peer client ADDRESS   the official interop cases
 //!     tonic-peer relay ADDRESS    a relay: its catalog, and one whole snapshot, decoded within the default limit of 4 MiB
+//!
+//! INTEROP_TLS, a folder, asks for TLS: it has ca.pem, and perhaps client.pem and .key.
 
-use std::{error::Error, future::Future, process::ExitCode, time::Duration};
+use std::{env, error::Error, fs, future::Future, path::PathBuf, process::ExitCode, time::Duration};
 
 use tokio_stream::{iter, wrappers::ReceiverStream};
-use tonic::{codec::CompressionEncoding, metadata::MetadataValue, transport::Channel, Code, Request, Status};
+use tonic::{codec::CompressionEncoding, metadata::MetadataValue, transport::{Certificate, Channel, ClientTlsConfig, Identity}, Code, Request, Status};
 
 mod testing {
     tonic::include_proto!("grpc.testing");
@@ -265,9 +267,21 @@ macro_rules! run {
     ($tally:ident, $client:expr, $($case:ident)*) => { $($tally.run(stringify!($case), $case($client.clone())).await;)* };
 }
 
+/// A channel to ADDRESS, as INTEROP_TLS says.
+fn channel(address: &str) -> Result<Channel, Box<dyn Error>> {
+    let Ok(folder) = env::var("INTEROP_TLS").map(PathBuf::from) else {
+        return Ok(Channel::from_shared(format!("http://{address}"))?.connect_lazy());
+    };
+    let mut tls = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(fs::read(folder.join("ca.pem"))?));
+    if let Ok(own) = fs::read(folder.join("client.pem")) {
+        tls = tls.identity(Identity::from_pem(own, fs::read(folder.join("client.key"))?));
+    }
+    Ok(Channel::from_shared(format!("https://{address}"))?.tls_config(tls)?.connect_lazy())
+}
+
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
-    let arguments: Vec<_> = std::env::args().skip(1).collect();
+    let arguments: Vec<_> = env::args().skip(1).collect();
     let (kind, address) = match &arguments[..] {
         [kind, address] if kind == "client" || kind == "relay" => (kind, address),
         _ => {
@@ -275,7 +289,7 @@ async fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    let channel = Channel::from_shared(format!("http://{address}")).expect("an address").connect_lazy();
+    let channel = channel(address).expect("an address and its files");
     let mut tally = Tally::default();
     if kind == "relay" {
         let relay = KvEventRelayClient::new(channel);
