@@ -308,8 +308,9 @@ $(BUILD)/bench/%: bench/%.c $(LIB) $(STAMP)
 	@$(COMPILE) $(WARN) $(call own_compile,$<) -c $< -o $@.o
 	@$(LINK) $@.o $(LIB) $(call own_link,$<) -lxxhash $(LIBS) -o $@
 
-$(BUILD)/bench/peers/%: bench/peers/%.cc $(BUILD)/bench/peers/kvrelay.grpc.pb.o $(BUILD)/bench/peers/kvrelay.pb.o bench/peers/streams.h bench/bench.h
-	$(CXX) -std=c++17 $(CFLAGS) -Wall -Wextra -Wno-missing-field-initializers -D_GNU_SOURCE -I$(BUILD)/bench/peers $(filter %.cc %.o,$^) $(LDFLAGS) \
+$(BUILD)/bench/peers/%: bench/peers/%.cc $(BUILD)/bench/peers/kvrelay.grpc.pb.o $(BUILD)/bench/peers/kvrelay.pb.o bench/peers/streams.h bench/bench.h \
+  tests/interop/grpc/cpp/tls.h
+	$(CXX) -std=c++17 $(CFLAGS) -Wall -Wextra -Wno-missing-field-initializers -D_GNU_SOURCE -I. -I$(BUILD)/bench/peers $(filter %.cc %.o,$^) $(LDFLAGS) \
 	  -lgrpc++ -lgrpc -lgpr -lprotobuf -labsl_synchronization -lpthread -o $@
 $(BUILD)/bench/peers/%.pb.o: $(BUILD)/bench/peers/%.pb.cc $(BUILD)/bench/peers/kvrelay.pb.h
 	$(CXX) -std=c++17 $(CFLAGS) -I$(BUILD)/bench/peers -c $< -o $@
@@ -324,7 +325,7 @@ bench: deps-bench ## run every bench/bench_*, one JSON line per figure; then gRP
 	@scripts/bench-grpc $(BUILD)/release
 
 bench-grpc: deps-bench ## gRPC beside C++ gRPC: ratios, goals (see bench/README.md)
-	@$(MAKE) --no-print-directory -s BUILD=$(BUILD)/release CC=gcc CFLAGS='-O3 -g' $(BUILD)/release/bench/bench_stream bench-peers-grpc >&2
+	@$(MAKE) --no-print-directory -s BUILD=$(BUILD)/release CC=gcc CFLAGS='-O3 -g' $(BUILD)/release/bench/bench_stream $(BUILD)/release/bench/bench_transport bench-peers-grpc >&2
 	@scripts/bench-grpc $(BUILD)/release
 
 bench-peers-grpc: $(BENCH_PEERS) $(BUILD)/kvrelayd
@@ -338,7 +339,7 @@ benches: $(BENCHES) ## build bench/bench_* into $(BUILD)/bench, with CFLAGS as t
 # ---- housekeeping ----
 
 OUR_C = $(CORES) $(wildcard src/*.[ch] proto/*.[ch] transports/*.[ch] transports/*/*.[ch] tools/*/*.[ch] \
-  tests/*/*.[ch] tests/cross/*/*.h bench/*.[ch] bench/*/*.[ch] bench/*/*.cc tests/interop/*/*/*.cc examples/*.h examples/*.c examples/*.cpp)
+  tests/*/*.[ch] tests/cross/*/*.h bench/*.[ch] bench/*/*.[ch] bench/*/*.cc tests/interop/*/*/*.cc tests/interop/*/*/*.h examples/*.h examples/*.c examples/*.cpp)
 
 format: deps-check ## clang-format all C files in place
 	clang-format -i $(OUR_C)

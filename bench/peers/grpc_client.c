@@ -3,10 +3,13 @@
  * Our client transport reads a server of this folder, whosever it is:
  *
  *   grpc_client ADDRESS delta|chunk|encoded COUNT NAME   COUNT messages a run, one line named NAME
+ *
+ * INTEROP_TLS as interop_tls.h has it.
  */
 #include "transports/grpc/grpc_client.h"
 #include "../bench.h"
 #include "streams.h"
+#include "tests/programs/interop_tls.h"
 
 typedef struct reader {
   kvrelay_caller base; /* first */
@@ -67,6 +70,7 @@ int main(int argc, char **argv) {
   bench_need(len > 0 && len < 62);
   request[1] = (uint8_t)len;
   cfg.target = argv[1];
+  cfg.security = interop_security(false);
   bench_need(kvrelay_grpc_client_open(&cfg, &r.base, &client) == KVRELAY_TRANSPORT_OK);
   kvrelay_transport *const t = &client->base;
   while (!r.ready && r.failed == 0)

@@ -2,7 +2,7 @@
 /*
  * Our server transport with messages that were encoded before: grpc_server FOLDER writes them to
  * that folder, for the servers beside it, prints "listening ADDRESS", and ends with its standard
- * input.
+ * input.  INTEROP_TLS as interop_tls.h has it.
  */
 #include <event2/event.h>
 #include <unistd.h>
@@ -10,6 +10,7 @@
 #include "../bench.h"
 #include "kvrelay_pb.h"
 #include "streams.h"
+#include "tests/programs/interop_tls.h"
 #include "transports/grpc/grpc_server.h"
 
 typedef struct stream {
@@ -170,6 +171,7 @@ int main(int argc, char **argv) {
   write_file(argv[1], STREAMS_CHUNK_FILE, chunk, chunk_len);
   cfg.bind = "127.0.0.1:0";
   cfg.base = event_base_new();
+  cfg.security = interop_security(true);
   cfg.max_connections = cfg.max_connections_per_peer = 4096;
   bench_need(kvrelay_grpc_server_open(&cfg, &service, &server) == KVRELAY_TRANSPORT_OK);
   struct event *const input = event_new(cfg.base, 0, EV_READ | EV_PERSIST, on_input, NULL);

@@ -16,6 +16,7 @@ extern "C++" {
 }
 #include "kvrelay.grpc.pb.h"
 #include "streams.h"
+#include "tests/interop/grpc/cpp/tls.h"
 
 namespace {
 
@@ -69,7 +70,7 @@ int main(int argc, char **argv) {
   request.set_subscriber_id(std::string(argv[2]) + " " + argv[3]);
   const grpc::Slice slice(request.SerializeAsString());
   const grpc::ByteBuffer bytes(&slice, 1);
-  grpc::GenericStub stub(grpc::CreateChannel(argv[1], grpc::InsecureChannelCredentials()));
+  grpc::GenericStub stub(grpc::CreateChannel(argv[1], interop::ClientCredentials()));
   bench_sample rate = {};
   for (int run = -1; run < BENCH_RUNS; run++) { // the first also connects
     const double start = bench_wall_ns();

@@ -4,7 +4,7 @@
 // threads, messages as slices that were made before and are shared by all writes, and a hint that
 // more follows, so that small writes are gathered. GetRelayInfo goes through the generated classes,
 // as every server has it. grpcpp_server FOLDER prints "listening ADDRESS" and ends with its
-// standard input.
+// standard input. INTEROP_TLS as tls.h has it.
 
 #include <grpcpp/grpcpp.h>
 
@@ -16,6 +16,7 @@
 
 #include "kvrelay.grpc.pb.h"
 #include "streams.h"
+#include "tests/interop/grpc/cpp/tls.h"
 
 namespace {
 
@@ -135,7 +136,7 @@ int main(int argc, char **argv) {
   Relay relay(argv[1]);
   grpc::ServerBuilder builder;
   int port = 0;
-  builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
+  builder.AddListeningPort("127.0.0.1:0", interop::ServerCredentials(), &port);
   builder.RegisterService(&relay);
   const std::unique_ptr<grpc::Server> server(builder.BuildAndStart());
   if (server == nullptr)

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "testing.grpc.pb.h"
+#include "tls.h"
 
 namespace {
 
@@ -291,7 +292,7 @@ void ConcurrentLargeUnary(Stub *stub) {
 }
 
 bool Judge(const std::string &address) {
-  const auto channel = grpc::CreateChannel(address, grpc::InsecureChannelCredentials());
+  const auto channel = grpc::CreateChannel(address, interop::ClientCredentials());
   const auto stub = TestService::NewStub(channel);
   const std::pair<const char *, std::function<void(Stub *)>> cases[] = {
       {"empty_unary", EmptyUnary},
@@ -408,7 +409,7 @@ int Serve() {
   Service service;
   grpc::ServerBuilder builder;
   int port = 0;
-  builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
+  builder.AddListeningPort("127.0.0.1:0", interop::ServerCredentials(), &port);
   builder.RegisterService(&service);
   const auto server = builder.BuildAndStart();
   if (server == nullptr)
