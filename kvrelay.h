@@ -899,6 +899,14 @@ KVRELAY_API KVRELAY_MUST_USE int kvrelay_relay_call_open(kvrelay_relay *relay,
 KVRELAY_API KVRELAY_MUST_USE int kvrelay_relay_call_pull(kvrelay_relay *relay, uint64_t call,
                                                          uint64_t wall_us, uint64_t now_ns,
                                                          kvrelay_outgoing *out);
+/*
+ * For a transport that sends snapshots from where they are.  With `hold`, the payload of a snapshot
+ * chunk that is pulled from now on stays as it is until the call is pulled again, closed, or named
+ * by kvrelay_relay_ready_next, which says that the snapshot has been given up: what is not sent by
+ * then has to be copied before any other function is called on this relay.  The permit of the
+ * snapshot is held, and its progress watched, as long.  Unknown calls are ignored.
+ */
+KVRELAY_API void kvrelay_relay_call_hold(kvrelay_relay *relay, uint64_t call, bool hold);
 /* True once the call passed admission for good, its first snapshot cut: response headers may go
  * out. */
 KVRELAY_API bool kvrelay_relay_call_admitted(const kvrelay_relay *relay, uint64_t call);
@@ -1712,6 +1720,8 @@ typedef struct kvrelay_call_ {
   bool waiting_;                   /* pull said NONE; nobody was told since */
   bool queued_;                    /* in the ready list */
   bool admitted_;                  /* admission is over, with success */
+  bool holds_;                     /* chunks stay until the next pull */
+  bool lent_;                      /* ended, but the chunk in its slot may still be read */
   uint32_t prev_, next_;           /* in list_ */
   uint32_t pool_prev_, pool_next_; /* among the subscribers of pool_ */
   uint32_t ready_prev_, ready_next_;
@@ -3462,16 +3472,18 @@ static void kvrelay_pool_detach_(kvrelay_relay *r, kvrelay_call_ *s) {
   s->pool_ = NULL;
 }
 
+/* Gives the slot of a snapshot back, if there is one. */
 static void kvrelay_cut_release_(kvrelay_relay *r, kvrelay_call_ *s) {
-  if (s->phase_ != KVRELAY_PHASE_SNAPSHOT_)
+  if (s->phase_ != KVRELAY_PHASE_SNAPSHOT_ && !s->lent_)
     return;
+  s->lent_ = false;
   r->slots_[s->slot_].used_ = false;
   r->slots_used_--;
 }
 
-/* Takes the stream out of everything but its own slot in the table and its permit. */
+/* Takes the stream out of everything but its own slot in the table, its permit, and its snapshot.
+ */
 static void kvrelay_call_leave_(kvrelay_relay *r, kvrelay_call_ *s) {
-  kvrelay_cut_release_(r, s);
   kvrelay_list_leave_(r, s);
   if (s->pool_ != NULL) {
     if (s->phase_ == KVRELAY_PHASE_WAIT_)
@@ -3490,6 +3502,13 @@ static void kvrelay_call_end_(kvrelay_relay *r, kvrelay_call_ *s, int32_t reason
   if (s->pool_ != NULL && reason != KVRELAY_REASON_NONE)
     kvrelay_pool_id_format(&s->pool_->descriptor_.producer.pool_id, s->end_pool_);
   kvrelay_call_leave_(r, s);
+  if (s->phase_ == KVRELAY_PHASE_SNAPSHOT_ && s->holds_ && s->chunk_ > 0) {
+    s->lent_ = true;
+    s->waiting_ =
+        true; /* has to be told, or the slot would stay as long as its reader stands still */
+  } else {
+    kvrelay_cut_release_(r, s);
+  }
   s->phase_ = KVRELAY_PHASE_ENDED_;
   s->end_reason_ = reason;
   s->end_text_ = text;
@@ -4691,7 +4710,7 @@ static int kvrelay_pull_snapshot_(kvrelay_relay *r, kvrelay_call_ *s, uint64_t w
   /* All chunks but the last have one size. */
   bytes += (size_t)s->chunk_ * ckf_cbi1_snapshot_size(&format, r->cfg_.chunk_buckets, 0);
   size_t len = ckf_cbi1_snapshot_size(&format, r->cfg_.chunk_buckets, s->chunk_);
-  if (++s->chunk_ == s->chunk_count_) {
+  if (++s->chunk_ == s->chunk_count_ && !s->holds_) {
     kvrelay_cut_release_(
         r, s); /* its bytes stay until the next call, which is when the next cut may come */
     s->phase_ = KVRELAY_PHASE_LIVE_;
@@ -4721,6 +4740,14 @@ KVRELAY_API int kvrelay_relay_call_pull(kvrelay_relay *relay, uint64_t call, uin
   if (s == NULL)
     return KVRELAY_ERR_NOT_FOUND;
   /* A slot whose last chunk the pull before lent out is free now. */
+  if (s->lent_)
+    kvrelay_cut_release_(relay, s);
+  if (s->phase_ == KVRELAY_PHASE_SNAPSHOT_ && s->chunk_ == s->chunk_count_) {
+    kvrelay_cut_release_(relay, s);
+    s->phase_ = KVRELAY_PHASE_LIVE_;
+    s->since_ns_ = now_ns;
+    kvrelay_list_join_(relay, s, KVRELAY_LIST_BEAT_);
+  }
   kvrelay_admit_waiting_(relay, now_ns);
   kvrelay_ready_leave_(relay, s); /* who pulls need not be told */
   s->waiting_ = false;
@@ -4752,8 +4779,15 @@ KVRELAY_API int kvrelay_relay_call_pull(kvrelay_relay *relay, uint64_t call, uin
   }
 }
 
+KVRELAY_API void kvrelay_relay_call_hold(kvrelay_relay *relay, uint64_t call, bool hold) {
+  kvrelay_call_ *s = kvrelay_call_find_(relay, call);
+  if (s != NULL)
+    s->holds_ = hold;
+}
+
 static void kvrelay_call_free_(kvrelay_relay *r, kvrelay_call_ *s) {
   kvrelay_call_leave_(r, s);
+  kvrelay_cut_release_(r, s);
   kvrelay_ready_leave_(r, s);
   r->open_[s->method_]--;
   s->phase_ = KVRELAY_PHASE_FREE_;
@@ -4775,6 +4809,8 @@ KVRELAY_API int kvrelay_relay_ready_next(kvrelay_relay *relay, uint64_t *call) {
   if (i == KVRELAY_NIL_)
     return 0;
   kvrelay_ready_leave_(relay, &relay->streams_[i]);
+  if (relay->streams_[i].lent_)
+    kvrelay_cut_release_(relay, &relay->streams_[i]); /* nothing is cut before the next call */
   *call = (uint64_t)relay->streams_[i].generation_ << 32 | i;
   return 1;
 }
@@ -4948,7 +4984,7 @@ KVRELAY_API int kvrelay_relay_check_(const kvrelay_relay *relay) {
   for (uint32_t i = 0; i < relay->streams_len_; i++) {
     open[relay->streams_[i].method_]++;
     queued += relay->streams_[i].queued_;
-    snapshots += relay->streams_[i].phase_ == KVRELAY_PHASE_SNAPSHOT_;
+    snapshots += relay->streams_[i].phase_ == KVRELAY_PHASE_SNAPSHOT_ || relay->streams_[i].lent_;
   }
   for (uint32_t i = 0; i < relay->cfg_.encoding_concurrency; i++)
     used += relay->slots_[i].used_;

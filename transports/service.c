@@ -112,6 +112,7 @@ static int service_half_close(kvrelay_service *self, void *handle, uint64_t now_
   if (err)
     return kvrelay_refuse(status, KVRELAY_GRPC_INTERNAL, kvrelay_strerror(err));
   c->opened = true;
+  kvrelay_relay_call_hold(s->cfg.relay, number, c->transport_call->keeps);
   kvrelay_call_map_add(&s->calls, &c->node, number);
   return KVRELAY_OK;
 }
@@ -230,6 +231,8 @@ static int pull_filter(kvrelay_relay_service *s, service_call *c, const kvrelay_
   add_part(parts, s->head, kvrelay_pb_filter_head(&c->prefix, m, s->head));
   add_part(parts, m->payload, m->payload_len);
   add_part(parts, kvrelay_pb_filter_tail, KVRELAY_PB_FILTER_TAIL_LEN);
+  if (c->transport_call->keeps && m->kind == KVRELAY_UPDATE_SNAPSHOT_CHUNK)
+    parts->kept_len = 2; /* the payload, which the relay holds, and the tail, which is a constant */
   return KVRELAY_PULL_MESSAGE;
 }
 

@@ -12,8 +12,10 @@
  *  1. A transport never looks into a message.  Messages are whole: it frames, splits and joins
  * them.
  *  2. Bytes handed over by `pull` are valid until the transport calls the service again or returns
- * to its loop, whichever is first: it copies them at once.  Bytes handed to `message` are valid
- * during that call.
+ * to its loop, whichever is first: it copies them at once.  Only the last `kept_len` parts may stay
+ * where they are until that call is pulled again, closed or woken; when it is woken the transport
+ * copies, before it returns, what it has not sent.  Bytes handed to `message` are valid during that
+ * call.
  *  3. A transport pulls a call only while it can take one more message: when the message before has
  * left its own queue for that call and its unsent output is below its bound.  Back-pressure is
  * nothing but not pulling.
@@ -69,13 +71,15 @@ struct kvrelay_transport {
 typedef struct kvrelay_call kvrelay_call;
 struct kvrelay_call {
   void (*wake)(kvrelay_call *call); /* set by the transport: this call has something to pull */
+  bool keeps; /* set by the transport: it sends parts from where they are, rule 2 */
 };
 
 /* One message to send: the concatenation of its parts. */
 typedef struct kvrelay_parts {
   kvrelay_iov part[3]; /* lent, see rule 2 */
   size_t part_len;
-  size_t bytes; /* sum */
+  size_t bytes;    /* sum */
+  size_t kept_len; /* of the last ones; 0 unless the call `keeps` */
 } kvrelay_parts;
 
 /* Fills in a status without a reason, which belongs to the contract's own errors.  Returns

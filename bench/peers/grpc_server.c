@@ -140,7 +140,7 @@ static int on_pull(kvrelay_service *self, void *handle, uint64_t now_ns, kvrelay
   }
   s->left--;
   parts->part[0] = (kvrelay_iov){s->bytes, s->len};
-  parts->part_len = 1;
+  parts->part_len = parts->kept_len = 1; /* they never change */
   parts->bytes = s->len;
   return KVRELAY_PULL_MESSAGE;
 }

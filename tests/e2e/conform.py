@@ -364,7 +364,7 @@ def our_relay_over_raw_frames():
         watching.kill()
         watching.communicate()
         errors = [line for line in daemon.lines if re.search(r"level=(error|warn)", line)]
-        check("B11: streams and an idle connection do not hold up the stop", code == 0 and took < 5 and not errors, (code, took, errors))
+        check("streams and an idle connection do not hold up the stop", code == 0 and took < 5 and not errors, (code, took, errors))
         idle.close()
     with Daemon(pool_yaml(EVENTS), "--raw-bind", "127.0.0.1:0") as daemon:
         raw = daemon.wait_for(r"transport=raw address=(\S+)").group(1)

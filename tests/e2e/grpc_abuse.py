@@ -211,15 +211,19 @@ def requests(server):
 
 def output(server):
     """Any window, and nobody reads: eight streams without an end of messages of 1 MiB."""
-    with Peer(server, (4, 0x7FFFFFFF), receive_buffer=4096) as peer:
-        before = server.resident_kib()
-        peer.send(frame(WINDOW_UPDATE, 0, 0, struct.pack(">I", 0x7FFFFFFF - 65535)))
-        for stream in range(1, 17, 2):
-            peer.send(request_head("Count", stream), frame(DATA, END_STREAM, stream, message(b"1000 1048576")))
-        time.sleep(0.3)
-        grown = server.resident_kib() - before
-        print(f"# {grown} KiB for 8 GB that are not read")
-        return grown < 8 * 2 * 1024 + 1024 + SLACK_KIB and server.serves()
+    good = True
+    for method in ("Copied", "Count"):
+        with Peer(server, (4, 0x7FFFFFFF), receive_buffer=4096) as peer:
+            before = server.resident_kib()
+            peer.send(frame(WINDOW_UPDATE, 0, 0, struct.pack(">I", 0x7FFFFFFF - 65535)))
+            for stream in range(1, 17, 2):
+                peer.send(request_head(method, stream), frame(DATA, END_STREAM, stream, message(b"1000 1048576")))
+            time.sleep(0.3)
+            grown = server.resident_kib() - before
+            print(f"# {grown} KiB for 8 GB that are not read, {method}")
+            # Each stream's message in the service, a threshold and a message of the connection, and what waits for the socket.
+            good = good and grown < 8 * 1024 + 2 * 1024 + 1024 + SLACK_KIB and server.serves()
+    return good
 
 
 def header_tables(server):

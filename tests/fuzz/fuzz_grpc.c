@@ -70,7 +70,8 @@ static void check_stream(const uint8_t *stream, size_t len, size_t max, size_t p
       FUZZ_CHECK((ptrdiff_t)(message.len + PREFIX) == want && fed + used == at + (size_t)want);
       FUZZ_CHECK(memcmp(message.base, stream + at + PREFIX, message.len) == 0);
       FUZZ_CHECK(kvrelay_grpc_outbox_can_add(&out) && kvrelay_grpc_inbox_empty(&in));
-      const kvrelay_parts parts = {{{message.base, message.len}}, 1, message.len};
+      const kvrelay_parts parts = {
+          .part = {{message.base, message.len}}, .part_len = 1, .bytes = message.len};
       FUZZ_CHECK(kvrelay_grpc_outbox_add(&out, &parts) == KVRELAY_OK);
       at += (size_t)want;
     }

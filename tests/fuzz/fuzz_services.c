@@ -52,7 +52,8 @@ static void call_close(world *w, fuzz_call *c) {
 static void call_open(world *w, fuzz_call *c, uint32_t path) {
   kvrelay_status status;
   call_close(w, c);
-  *c = (fuzz_call){.base = {on_wake}, .kind = path < REFLECT ? (int)path : REFLECT, .told = -1};
+  *c = (fuzz_call){
+      .base = {.wake = on_wake}, .kind = path < REFLECT ? (int)path : REFLECT, .told = -1};
   c->open = w->mux.base.open(&w->mux.base, &c->base, (const uint8_t *)paths[path],
                              strlen(paths[path]), 1, &c->handle, &status) == KVRELAY_OK;
   FUZZ_CHECK(c->open);

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum toy_method { TOY_ECHO = 1, TOY_COUNT, TOY_REFUSE, TOY_END, TOY_SILENT, TOY_CHAT };
+enum toy_method { TOY_ECHO = 1, TOY_COUNT, TOY_COPIED, TOY_REFUSE, TOY_END, TOY_SILENT, TOY_CHAT };
 
 struct toy_call {
   toy_call *next;
@@ -31,7 +31,7 @@ static void set_status(kvrelay_status *status, int grpc, int reason, const char 
 
 static int toy_open(kvrelay_service *self, kvrelay_call *call, const uint8_t *path, size_t path_len,
                     uint64_t now_ns, void **handle, kvrelay_status *status) {
-  static const char *const names[] = {"Echo", "Count", "Refuse", "End", "Silent", "Chat"};
+  static const char *const names[] = {"Echo", "Count", "Copied", "Refuse", "End", "Silent", "Chat"};
   static const char prefix[] = "/kvrelay.test.Toy/";
   const size_t n = sizeof prefix - 1;
   toy_service *toy = toy_of(self);
@@ -68,6 +68,26 @@ static void keep(toy_call *c, const void *bytes, size_t len) {
   c->out_len = len;
 }
 
+static bool counts(const toy_call *c) { return c->method == TOY_COUNT || c->method == TOY_COPIED; }
+
+/* Nobody may read what Count handed out. */
+static void forget(toy_call *c) {
+  if (!counts(c))
+    return;
+  free(c->out);
+  c->out = NULL;
+}
+
+/* The message of Count that is next. */
+static void count(toy_call *c) {
+  forget(c);
+  c->out = malloc(c->out_len + 1);
+  if (c->out == NULL)
+    abort();
+  for (size_t j = 0; j < c->out_len; j++)
+    c->out[j] = (uint8_t)((size_t)c->index + j);
+}
+
 static int toy_message(kvrelay_service *self, void *handle, const uint8_t *bytes, size_t len,
                        uint64_t now_ns, kvrelay_status *status) {
   toy_service *toy = toy_of(self);
@@ -97,16 +117,11 @@ static int toy_half_close(kvrelay_service *self, void *handle, uint64_t now_ns,
     return KVRELAY_ERR_REFUSED;
   }
   const char *text = (const char *)c->out;
-  if (c->method == TOY_COUNT) {
+  if (counts(c)) {
     char *rest;
     c->left = strtol(text, &rest, 10);
     c->out_len = strtoul(rest, NULL, 10);
-    free(c->out);
-    c->out = malloc(c->out_len + 256);
-    if (c->out == NULL)
-      abort();
-    for (size_t i = 0; i < c->out_len + 256; i++)
-      c->out[i] = (uint8_t)i;
+    forget(c);
   } else if (c->method == TOY_REFUSE || c->method == TOY_END) {
     char *rest;
     int grpc = (int)strtol(text, &rest, 10);
@@ -151,14 +166,18 @@ static int toy_pull(kvrelay_service *self, void *handle, uint64_t now_ns, kvrela
     *status = c->end;
     return KVRELAY_PULL_END;
   }
+  if (counts(c))
+    count(c);
   /* Three parts, of which one may be empty. */
-  const uint8_t *from = c->out + (c->method == TOY_COUNT ? c->index % 256 : 0);
+  const uint8_t *from = c->out;
   size_t first = c->out_len / 3, second = c->out_len / 2 - first;
   parts->part[0] = (kvrelay_iov){from, first};
   parts->part[1] = (kvrelay_iov){from + first, second};
   parts->part[2] = (kvrelay_iov){from + first + second, c->out_len - first - second};
   parts->part_len = 3;
   parts->bytes = c->out_len;
+  if (c->method == TOY_COUNT && c->transport->keeps)
+    parts->kept_len = c->index % 2 == 0 ? 3 : 2;
   c->left--;
   c->index++;
   toy->pulled++;
@@ -197,10 +216,18 @@ void toy_service_release(toy_service *toy) {
     }
 }
 
+void toy_service_wake(toy_service *toy) {
+  for (toy_call *c = toy->calls; c != NULL; c = c->next) {
+    c->transport->wake(c->transport);
+    forget(c);
+  }
+}
+
 void toy_service_shutdown(toy_service *toy) {
   for (toy_call *c = toy->calls; c != NULL; c = c->next) {
     c->shut = true;
     c->transport->wake(c->transport);
+    forget(c);
   }
 }
 

@@ -10,6 +10,7 @@
  * Methods, all below "/kvrelay.test.Toy/":
  *   Echo      the request comes back
  *   Count     request "N SIZE": N messages of SIZE bytes, byte j of message i is (i + j) & 255
+ *   Copied    as Count, and the transport has to copy
  *   Refuse    request "GRPC REASON TEXT": ends with this status before the first message
  *   End       request "GRPC REASON TEXT": one message "x", then this status
  *   Silent    admitted, nothing until toy_service_release; then one message "released" and OK
@@ -29,7 +30,11 @@ typedef struct toy_service {
   int broken; /* what a transport must never do: calls after close, pulls after END */
 } toy_service;
 
+/* Count keeps its parts with it where the transport allows that; they are gone as soon as rule 2 of
+ * transport.h allows it: when it is pulled again, closed or woken. */
 void toy_service_init(toy_service *toy);
+/* Wakes every open call, for nothing. */
+void toy_service_wake(toy_service *toy);
 /* Lets every Silent call go on. */
 void toy_service_release(toy_service *toy);
 /* Ends every open call with OK, as a relay that stops. */

@@ -222,7 +222,7 @@ static kvrelay_call *seen;
 static void remember(kvrelay_call *call) { seen = call; }
 
 Test(grpc_metadata, too_late_and_not_ours) {
-  kvrelay_call foreign = {NULL};
+  kvrelay_call foreign = {.wake = NULL};
   kvrelay_iov value;
   size_t cursor = 0;
   start_echoing(true);

@@ -15,7 +15,7 @@ static void on_wake(kvrelay_call *call) { (void)call; }
 
 /* One call with one question; true when it was answered and ended with OK. */
 static bool call_once(kvrelay_service *s, const char *path, const void *request, size_t len) {
-  kvrelay_call call = {on_wake};
+  kvrelay_call call = {.wake = on_wake};
   kvrelay_status status = {.grpc = -1};
   kvrelay_parts parts;
   void *handle;

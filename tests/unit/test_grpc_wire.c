@@ -453,6 +453,125 @@ Test(grpc_wire, S47_a_slow_stream_stalls_only_itself) {
   finish();
 }
 
+/* One byte of Count's message `index`, prefixes included. */
+static uint8_t counted(size_t at, size_t size, size_t index) {
+  const uint8_t prefix[] = {0, (uint8_t)(size >> 24), (uint8_t)(size >> 16), (uint8_t)(size >> 8),
+                            (uint8_t)size};
+  return at < sizeof prefix ? prefix[at] : (uint8_t)(index + at - sizeof prefix);
+}
+
+/* Takes DATA of the one call there is until `want` bytes of messages of `size` are there. */
+static void take_counted(size_t *got, size_t want, size_t size) {
+  while (*got < want) {
+    const raw_frame f = frame_of(RAW_DATA);
+    for (size_t i = 0; i < f.len; i++, ++*got)
+      cr_assert_eq(f.payload[i], counted(*got % (size + 5), size, *got / (size + 5)), "byte %zu",
+                   *got);
+  }
+}
+
+/* Count frees what it kept when it may. */
+Test(grpc_wire, parts_that_stay_with_the_service_are_copied_when_it_wants_them_back) {
+  enum { SIZE = 600000 };
+  static const size_t windows[] = {1, 5, 6, 1000, 200005, 400000, SIZE + 4, SIZE + 5, SIZE + 6};
+  for (size_t i = 0; i < sizeof windows / sizeof *windows; i++)
+    for (int end = 0; end < 2; end++) {
+      size_t got = 0;
+      kvrelay_grpc_server_config cfg = config();
+      start(&cfg);
+      greet_with_windows((uint32_t)windows[i]);
+      raw_send_request(&raw, 1, TOY "Count", "", "3 600000", 8);
+      frame_of(RAW_HEADERS);
+      settle(); /* the window is used up, and the rest waits */
+      if (end)
+        toy_service_shutdown(&toy);
+      else
+        toy_service_wake(&toy);
+      raw_send_frame(&raw, RAW_WINDOW_UPDATE, 0, 1, "\0\1\0\0", 4);
+      settle();
+      toy_service_wake(&toy); /* again */
+      raw_send_frame(&raw, RAW_WINDOW_UPDATE, 0, 1, "\0\100\0\0", 4);
+      /* A message that was begun is sent, whatever comes then. */
+      take_counted(&got, end ? SIZE + 5 + (windows[i] > SIZE + 5 ? SIZE + 5 : 0) : 3 * (SIZE + 5),
+                   SIZE);
+      const raw_frame f = frame_of(RAW_HEADERS);
+      cr_expect(has(&f, "grpc-status: 0\n"));
+      finish();
+    }
+}
+
+/* What of a message waits for the socket then depends on its size. */
+static void reset_in_the_middle(size_t size) {
+  size_t got[2] = {0, 0};
+  char request[32];
+  raw_frame f;
+  kvrelay_grpc_server_config cfg = config();
+  start(&cfg);
+  greet_with_windows(0x7fffffff);
+  raw_send_request(&raw, 1, TOY "Count", "", request, (size_t)sprintf(request, "1000 %zu", size));
+  for (int i = 0; i < 200; i++) /* until nothing fits any more */
+    server->run_once(server, 0);
+  raw_send_frame(&raw, RAW_RST_STREAM, 0, 1, "\0\0\0\10", 4);
+  settle();
+  cr_expect_eq(toy.closed, 1);
+  raw_send_request(&raw, 3, TOY "Count", "", request, (size_t)sprintf(request, "2 %zu", size));
+  for (int ended = 0; !ended;) {
+    cr_assert(next_frame(&raw, &f, 2000));
+    ended = f.stream == 3 && f.type == RAW_HEADERS && (f.flags & NGHTTP2_FLAG_END_STREAM);
+    size_t *at = &got[f.stream == 3];
+    for (size_t i = 0; f.type == RAW_DATA && i < f.len; i++, ++*at)
+      cr_assert_eq(f.payload[i], counted(*at % (size + 5), size, *at / (size + 5)),
+                   "byte %zu of %u", *at, f.stream);
+  }
+  cr_expect_gt(got[0], 300000, "%zu bytes of the first call", got[0]);
+  cr_expect_eq(got[1], 2 * (size + 5));
+  finish();
+}
+
+Test(grpc_wire, parts_that_wait_for_the_socket_survive_the_end_of_their_call) {
+  for (size_t size = 1000000; size < 6000000; size += 700000)
+    reset_in_the_middle(size);
+}
+
+Test(grpc_wire, S117_a_connection_holds_a_mebibyte_and_a_message) {
+  kvrelay_grpc_server_config cfg = config();
+  start(&cfg);
+  greet_with_windows(10);
+  for (uint32_t stream = 1; stream < 200; stream += 2)
+    raw_send_request(&raw, stream, TOY "Copied", "", "3 100000", 8);
+  settle();
+  cr_expect_eq(toy.opened, 100);
+  cr_expect(toy.pulled >= 11 && toy.pulled <= 12, "%ld of 100 kB", toy.pulled);
+  /* Those that could not be asked are, once there is room. */
+  int ends = 0;
+  size_t bytes = 0;
+  raw_frame f;
+  for (uint32_t stream = 1; stream < 200; stream += 2)
+    raw_send_frame(&raw, RAW_WINDOW_UPDATE, 0, stream, "\0\100\0\0", 4);
+  while (ends < 100) {
+    cr_assert(next_frame(&raw, &f, 2000), "%d streams ended", ends);
+    ends += f.type == RAW_HEADERS && (f.flags & NGHTTP2_FLAG_END_STREAM);
+    bytes += f.type == RAW_DATA ? f.len : 0;
+  }
+  cr_expect_eq(bytes, 100 * 3 * 100005);
+  finish();
+}
+
+Test(grpc_wire, S117_a_reset_makes_room) {
+  kvrelay_grpc_server_config cfg = config();
+  start(&cfg);
+  greet_with_windows(10);
+  for (uint32_t stream = 1; stream < 200; stream += 2)
+    raw_send_request(&raw, stream, TOY "Copied", "", "3 100000", 8);
+  settle();
+  const long before = toy.pulled;
+  for (uint32_t stream = 1; stream < 11; stream += 2)
+    raw_send_frame(&raw, RAW_RST_STREAM, 0, stream, "\0\0\0\10", 4);
+  settle();
+  cr_expect_eq(toy.pulled, before + 5);
+  finish();
+}
+
 Test(grpc_wire, S48_frames_as_large_as_allowed) {
   start_greeted();
   const uint8_t settings[] = {0, 5, 0, 1,    0, 0,
@@ -915,7 +1034,7 @@ Test(grpc_wire, S110_S112_S114_floods_are_ended) {
 Test(grpc_wire, a_peer_that_asks_and_does_not_read, .timeout = 60) {
   kvrelay_grpc_server_config cfg = config();
   cfg.max_concurrent_streams = 1;
-  cfg.output_threshold = 4096;
+  cfg.output_threshold = 16384;
   start(&cfg);
   int small = 4096, off = 0;
   cr_assert_eq(setsockopt(raw.fd, SOL_SOCKET, SO_RCVBUF, &small, sizeof small), 0);
@@ -1039,7 +1158,7 @@ Test(grpc_wire, a_port_in_use_and_the_callers_errors) {
   cfg.bind = NULL;
   cr_expect_eq(kvrelay_grpc_server_open(&cfg, &toy.base, &t), KVRELAY_TRANSPORT_ERR_ARG);
   cfg.bind = "127.0.0.1:0";
-  cfg.output_threshold = 0;
+  cfg.output_threshold = 1;
   cr_expect_eq(kvrelay_grpc_server_open(&cfg, &toy.base, &t), KVRELAY_TRANSPORT_ERR_ARG);
   expect_serving();
   finish();

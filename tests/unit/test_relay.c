@@ -361,6 +361,98 @@ Test(relay, H11_progress_timeout_gives_the_permit_back) {
   fx_close(f);
 }
 
+/* The chunk that was pulled last, and a copy of it. */
+typedef struct kept_chunk {
+  const uint8_t *bytes;
+  size_t len;
+  uint8_t copy[1024];
+} kept_chunk;
+
+static void keep_chunk(const fx *f, kept_chunk *k) {
+  k->bytes = f->out.u.filter.payload;
+  k->len = f->out.u.filter.payload_len;
+  cr_assert(k->len <= sizeof k->copy);
+  memcpy(k->copy, k->bytes, k->len);
+}
+
+Test(relay, a_held_chunk_stays_until_the_next_pull) {
+  kvrelay_relay_config cfg = fx_config();
+  cfg.encoding_concurrency = 1;
+  fx *f = fx_open(&cfg);
+  fx_pool *p = fx_publish(f, 1, 1000);
+  reader a, b;
+  kept_chunk k;
+  fx_store(p, 100);
+  cr_assert_eq(reader_open(f, &a, p), KVRELAY_OK);
+  cr_assert_eq(reader_open(f, &b, p), KVRELAY_OK);
+  kvrelay_relay_call_hold(&f->relay, a.call, true);
+  while (!ckf_replica_live(&a.replica)) {
+    cr_assert_eq(reader_pull(f, &a), KVRELAY_PULL_MESSAGE);
+    keep_chunk(f, &k);
+    fx_delta(f, p);
+    fx_tick(f, MS);
+    cr_assert_arr_eq(k.bytes, k.copy, k.len);
+  }
+  cr_assert(!fx_ready(f, a.call));
+  cr_assert(!kvrelay_relay_call_admitted(&f->relay, b.call), "the last chunk may be on its way");
+  cr_assert_eq(reader_pull(f, &a), KVRELAY_PULL_MESSAGE); /* the first delta */
+  cr_assert(kvrelay_relay_call_admitted(&f->relay, b.call));
+  cr_assert_eq(reader_drain(f, &a), KVRELAY_PULL_NONE);
+  cr_assert_eq(reader_drain(f, &b), KVRELAY_PULL_NONE);
+  cr_assert(reader_current(&a) && reader_current(&b));
+  kvrelay_relay_call_hold(&f->relay, 12345, true); /* nobody */
+  fx_close(f);
+}
+
+Test(relay, a_held_chunk_stays_until_it_is_told_that_the_snapshot_is_over) {
+  kvrelay_relay_config cfg = fx_config();
+  cfg.encoding_concurrency = 1;
+  cfg.snapshot_progress_ns = 20 * MS;
+  for (int closed = 0; closed < 2; closed++) {
+    fx *f = fx_open(&cfg);
+    fx_pool *p = fx_publish(f, 1, 1000);
+    reader a, b;
+    kept_chunk k;
+    cr_assert_eq(reader_open(f, &a, p), KVRELAY_OK);
+    cr_assert_eq(reader_open(f, &b, p), KVRELAY_OK);
+    kvrelay_relay_call_hold(&f->relay, a.call, true);
+    while (!ckf_replica_live(&a.replica))
+      cr_assert_eq(reader_pull(f, &a), KVRELAY_PULL_MESSAGE);
+    keep_chunk(f, &k);
+    fx_tick(f, 20 * MS); /* the last chunk has its time as well */
+    cr_assert(!kvrelay_relay_call_admitted(&f->relay, b.call));
+    cr_assert_arr_eq(k.bytes, k.copy, k.len);
+    if (closed) {
+      reader_close(f, &a);
+    } else {
+      cr_assert(fx_ready(f, a.call), "its reader has to let go");
+      ASSERT_ENDED(f, &a, SNAPSHOT_PROGRESS_TIMEOUT);
+    }
+    cr_assert(closed || kvrelay_relay_deadline_ns(&f->relay) > 0);
+    fx_tick(f, 0);
+    cr_assert(kvrelay_relay_call_admitted(&f->relay, b.call));
+    cr_assert_eq(reader_drain(f, &b), KVRELAY_PULL_NONE);
+    cr_assert(reader_current(&b));
+    fx_close(f);
+  }
+}
+
+Test(relay, the_end_of_a_held_snapshot_that_nobody_has_read_of_lets_go_at_once) {
+  kvrelay_relay_config cfg = fx_config();
+  cfg.encoding_concurrency = 1;
+  cfg.snapshot_progress_ns = 20 * MS;
+  fx *f = fx_open(&cfg);
+  fx_pool *p = fx_publish(f, 1, 1000);
+  reader a, b;
+  cr_assert_eq(reader_open(f, &a, p), KVRELAY_OK);
+  cr_assert_eq(reader_open(f, &b, p), KVRELAY_OK);
+  kvrelay_relay_call_hold(&f->relay, a.call, true);
+  fx_tick(f, 20 * MS);
+  cr_assert(kvrelay_relay_call_admitted(&f->relay, b.call));
+  ASSERT_ENDED(f, &a, SNAPSHOT_PROGRESS_TIMEOUT);
+  fx_close(f);
+}
+
 /* ---- catalog ---- */
 
 Test(relay, I3_catalog_of_32_pools_in_ascending_order) {

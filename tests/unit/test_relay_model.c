@@ -9,6 +9,7 @@
 #define READERS 12
 #define POOLS 3
 #define RUNNING (-1)
+#define LAGGED_OR_LATE (-2) /* a tick may find the one before it brings the other about */
 
 typedef struct model_reader {
   reader r;
@@ -17,13 +18,17 @@ typedef struct model_reader {
   int32_t end;       /* enum kvrelay_reason it has to end with, or RUNNING */
   uint64_t sequence; /* of the last frame taken, of the cut before */
   uint64_t since_ns; /* cut or last chunk taken */
+  bool holds;
+  const uint8_t *held; /* what has to stay, NULL: nothing */
+  uint8_t *copy;       /* of it */
+  size_t held_len;
 } model_reader;
 
 typedef struct model {
   fx *f;
   model_reader readers[READERS];
   uint64_t random;
-  unsigned ends[12], deltas, snapshots, heartbeats, refused;
+  unsigned ends[12], deltas, snapshots, heartbeats, refused, given_up;
 } model;
 
 static const uint64_t expected_blocks[POOLS] = {32, 1000, 400};
@@ -36,10 +41,27 @@ static uint32_t chunks_of(const model *m, const model_reader *r) {
   return ckf_cbi1_chunk_count(&r->r.format, m->f->cfg.chunk_buckets);
 }
 
+/* A chunk that this reader may read until it pulls, closes, or is told that it ended. */
+static void hold(model *m, model_reader *r) {
+  const kvrelay_filter_update *frame = &m->f->out.u.filter;
+  r->held = frame->payload;
+  r->held_len = frame->payload_len;
+  r->copy = malloc(frame->payload_len);
+  memcpy(r->copy, frame->payload, frame->payload_len);
+}
+
+static void let_go(model_reader *r) {
+  free(r->copy);
+  r->copy = NULL;
+  r->held = NULL;
+}
+
 /* What the operation just done means for everybody. */
 static void settle(model *m) {
   for (int i = 0; i < READERS; i++) {
     model_reader *r = &m->readers[i];
+    if (r->held != NULL)
+      cr_assert_arr_eq(r->held, r->copy, r->held_len, "a chunk changed while it was held");
     if (!r->open || r->end != RUNNING)
       continue;
     uint64_t now_at = kvrelay_pool_sequence(m->f->pools[r->pool].pool);
@@ -50,11 +72,13 @@ static void settle(model *m) {
       r->sequence = now_at;
       r->since_ns = m->f->now;
     }
-    if (r->admitted && now_at - r->sequence > m->f->cfg.queue_frames)
-      r->end = KVRELAY_REASON_SUBSCRIBER_LAGGED;
-    else if (r->admitted && r->r.chunks < chunks_of(m, r) &&
-             m->f->now - r->since_ns >= m->f->cfg.snapshot_progress_ns)
-      r->end = KVRELAY_REASON_SNAPSHOT_PROGRESS_TIMEOUT;
+    const bool lagged = r->admitted && now_at - r->sequence > m->f->cfg.queue_frames;
+    const bool late = r->admitted && (r->r.chunks < chunks_of(m, r) || r->held != NULL) &&
+                      m->f->now - r->since_ns >= m->f->cfg.snapshot_progress_ns;
+    if (lagged || late)
+      r->end = lagged && late ? LAGGED_OR_LATE
+               : lagged       ? KVRELAY_REASON_SUBSCRIBER_LAGGED
+                              : KVRELAY_REASON_SNAPSHOT_PROGRESS_TIMEOUT;
   }
 }
 
@@ -70,6 +94,9 @@ static void op_open(model *m) {
   r->pool = pool;
   r->end = RUNNING;
   r->open = reader_open(m->f, &r->r, &m->f->pools[pool]) == KVRELAY_OK;
+  r->holds = r->open && draw(m, 2) == 0;
+  if (r->holds)
+    kvrelay_relay_call_hold(&m->f->relay, r->r.call, true);
   cr_assert(!r->open || open < m->f->cfg.max_pool_streams);
   if (!r->open) {
     m->refused++;
@@ -80,11 +107,18 @@ static void op_open(model *m) {
 static int op_pull(model *m, model_reader *r) {
   if (!r->open)
     return KVRELAY_PULL_NONE;
+  let_go(r);
   int got = reader_pull(m->f, &r->r);
+  if (r->holds && got == KVRELAY_PULL_MESSAGE && r->r.last_kind == KVRELAY_UPDATE_SNAPSHOT_CHUNK)
+    hold(m, r);
   settle(m);
   if (got == KVRELAY_PULL_END) {
     /* Who waited for a permit may have found the pool or the hubs full; that is the one end the
      * model does not foresee. */
+    if (r->end == LAGGED_OR_LATE && m->f->status.reason == KVRELAY_REASON_SNAPSHOT_PROGRESS_TIMEOUT)
+      r->end = KVRELAY_REASON_SNAPSHOT_PROGRESS_TIMEOUT;
+    else if (r->end == LAGGED_OR_LATE)
+      r->end = KVRELAY_REASON_SUBSCRIBER_LAGGED;
     if (r->admitted || m->f->status.reason != KVRELAY_REASON_RESOURCE_LIMIT)
       cr_assert_eq(m->f->status.reason, r->end, "ended with \"%s\", expected reason %d",
                    m->f->status.text, r->end);
@@ -123,11 +157,17 @@ static void op_ready(model *m) {
       if (m->readers[i].open && m->readers[i].r.call == call)
         found = &m->readers[i];
     cr_assert_not_null(found, "a closed call was named");
-    cr_assert(found->armed, "named although it did not say that it waits");
+    bool gave_up = found->held != NULL && found->end != RUNNING;
+    cr_assert(found->armed || gave_up, "named although it did not say that it waits");
     found->armed = false;
+    m->given_up += gave_up;
+    if (gave_up)
+      cr_assert_arr_eq(found->held, found->copy, found->held_len, "changed before it was told");
+    let_go(found);
   }
   for (int i = 0; i < READERS; i++) {
     const model_reader *r = &m->readers[i];
+    cr_assert(r->held == NULL || r->end == RUNNING, "a snapshot is over, and nobody was told");
     if (r->open && r->armed)
       cr_assert(
           r->end == RUNNING &&
@@ -184,6 +224,7 @@ static void step(model *m) {
     while (op_pull(m, r) == KVRELAY_PULL_MESSAGE)
       ;
   else if (what < 80 && r->open) {
+    let_go(r);
     reader_close(m->f, &r->r);
     r->open = false;
   } else if (what < 90)
@@ -221,8 +262,10 @@ static void run(model *m, uint64_t seed) {
   for (int i = 0; i < 6000; i++)
     step(m);
   for (int i = 0; i < READERS; i++)
-    if (m->readers[i].open)
+    if (m->readers[i].open) {
+      let_go(&m->readers[i]);
       reader_close(m->f, &m->readers[i].r);
+    }
   kvrelay_relay_stats st = kvrelay_relay_stats_get(&m->f->relay);
   cr_assert(st.pool_streams == 0 && st.hubs == st.idle_hubs);
   fx_close(m->f);
@@ -237,6 +280,7 @@ Test(relay_model, every_subscriber_gets_one_cut_and_every_delta_after_it, .timeo
   cr_assert_gt(m->snapshots, 1000);
   cr_assert_gt(m->heartbeats, 20);
   cr_assert_gt(m->refused, 100);
+  cr_assert_gt(m->given_up, 20);
   cr_assert_gt(m->ends[KVRELAY_REASON_SUBSCRIBER_LAGGED], 100);
   cr_assert_gt(m->ends[KVRELAY_REASON_SNAPSHOT_PROGRESS_TIMEOUT], 20);
   cr_assert_gt(m->ends[KVRELAY_REASON_PUBLICATION_UNAVAILABLE], 20);

@@ -66,6 +66,44 @@ static void submitted(const server_call *c, int result) {
                                                           c->stream, NGHTTP2_INTERNAL_ERROR));
 }
 
+/* Goes on with it in this turn of the loop or the next. */
+static void call_wake(server_call *c) {
+  server *s = c->conn->server;
+  if (c->is_woken || !c->accepted)
+    return;
+  c->is_woken = true;
+  TAILQ_INSERT_TAIL(&s->woken, c, woken);
+  kvrelay_grpc_loop_kick(&s->loop);
+}
+
+static bool connection_has_room(const connection *conn) {
+  return conn->held < conn->server->cfg.output_threshold;
+}
+
+/* The call holds more, or less, than before.  Those that waited for room go on. */
+static void call_recount(server_call *c) {
+  connection *conn = c->conn;
+  const bool had_room = connection_has_room(conn);
+  const size_t held = kvrelay_grpc_outbox_held(&c->outbox);
+  conn->held += held - c->held;
+  c->held = held;
+  if (had_room || !connection_has_room(conn))
+    return;
+  server_call *other;
+  TAILQ_FOREACH(other, &conn->calls, link) {
+    if (other->starved)
+      call_wake(other);
+    other->starved = false;
+  }
+}
+
+/* Nothing that the service lent is read any more. */
+static void call_give_back(server_call *c) {
+  if (kvrelay_grpc_outbox_give_back(&c->outbox, c->conn->link.out) != KVRELAY_TRANSPORT_OK)
+    kvrelay_grpc_link_fail(&c->conn->link, KVRELAY_TRANSPORT_ERR_MEMORY, "no memory for output");
+  call_recount(c);
+}
+
 /* Tells the service that the call is over, once. */
 static void call_release(server_call *c) {
   server *s = c->conn->server;
@@ -76,15 +114,17 @@ static void call_release(server_call *c) {
   if (!c->accepted)
     return;
   c->accepted = false;
+  call_give_back(c);
   s->service->close(s->service, c->handle, kvrelay_now_ns());
 }
 
 void kvrelay_grpc_call_free(server_call *c) {
+  kvrelay_grpc_outbox_free(&c->outbox);
   call_release(c);
   TAILQ_REMOVE(&c->conn->calls, c, link);
+  call_recount(c);
   c->conn->calls_count--;
   kvrelay_grpc_inbox_free(&c->inbox);
-  kvrelay_grpc_outbox_free(&c->outbox);
   kvrelay_grpc_metadata_free(&c->request);
   kvrelay_grpc_metadata_free(&c->initial);
   kvrelay_grpc_metadata_free(&c->trailing);
@@ -172,15 +212,23 @@ static void send_http_error(server_call *c) {
 
 /* Takes a message over, in the form in which it is sent. */
 static int call_keep(server_call *c, const kvrelay_parts *parts) {
-  return c->encoding == KVRELAY_GRPC_IDENTITY || c->plain
-             ? kvrelay_grpc_outbox_add(&c->outbox, parts)
-             : kvrelay_grpc_outbox_add_compressed(&c->outbox, parts, c->encoding);
+  const int err = c->encoding == KVRELAY_GRPC_IDENTITY || c->plain
+                      ? kvrelay_grpc_outbox_add(&c->outbox, parts)
+                      : kvrelay_grpc_outbox_add_compressed(&c->outbox, parts, c->encoding);
+  call_recount(c);
+  return err;
+}
+
+/* Room for one more message, in the call and on its connection; if not, it is woken later. */
+static bool call_may_pull(server_call *c) {
+  c->starved = !connection_has_room(c->conn);
+  return !c->starved && kvrelay_grpc_outbox_can_add(&c->outbox);
 }
 
 /* Asks the service for the next thing and takes it in.  False: there is nothing now. */
 static bool call_pull(server_call *c) {
   server *s = c->conn->server;
-  kvrelay_parts parts;
+  kvrelay_parts parts = {.kept_len = 0};
   kvrelay_status status;
   switch (s->service->pull(s->service, c->handle, kvrelay_now_ns(), &parts, &status)) {
   case KVRELAY_PULL_MESSAGE:
@@ -206,8 +254,7 @@ static ssize_t on_read_data(nghttp2_session *session, int32_t stream, uint8_t *b
   (void)stream;
   (void)buf;
   (void)user_data;
-  while (!c->ended && kvrelay_grpc_outbox_pending(&c->outbox) < length &&
-         kvrelay_grpc_outbox_can_add(&c->outbox))
+  while (!c->ended && kvrelay_grpc_outbox_pending(&c->outbox) < length && call_may_pull(c))
     if (!call_pull(c))
       break;
   size_t pending = kvrelay_grpc_outbox_pending(&c->outbox);
@@ -233,6 +280,7 @@ static int on_send_data(nghttp2_session *session, nghttp2_frame *frame, const ui
       (length > 0 &&
        kvrelay_grpc_outbox_move(&c->outbox, length, conn->link.out) != KVRELAY_TRANSPORT_OK))
     return NGHTTP2_ERR_CALLBACK_FAILURE;
+  call_recount(c);
   return kvrelay_grpc_link_has_room(&conn->link) ? 0 : NGHTTP2_ERR_PAUSE;
 }
 
@@ -256,18 +304,21 @@ void kvrelay_grpc_call_advance(server_call *c) {
     return;
   if (c->headers_sent)
     call_resume(c);
-  else if (s->service->admitted(s->service, c->handle) || (call_pull(c) && !c->ended))
+  else if (s->service->admitted(s->service, c->handle) ||
+           (call_may_pull(c) && call_pull(c) && !c->ended))
     send_headers(c);
 }
 
 static void on_call_wake(kvrelay_call *call) {
   server_call *c = (server_call *)call;
-  server *s = c->conn->server;
-  if (c->is_woken || !c->accepted)
-    return;
-  c->is_woken = true;
-  TAILQ_INSERT_TAIL(&s->woken, c, woken);
-  kvrelay_grpc_loop_kick(&s->loop);
+  if (c->accepted)
+    call_give_back(c);
+  call_wake(c);
+}
+
+/* The socket has taken what the service lent. */
+static void on_returned(kvrelay_grpc_outbox *out) {
+  call_wake((server_call *)(void *)((uint8_t *)out - offsetof(server_call, outbox)));
 }
 
 void kvrelay_grpc_calls_woken(void *server_) {
@@ -409,7 +460,8 @@ static int on_begin_headers(nghttp2_session *session, const nghttp2_frame *frame
   server_call *c = calloc(1, sizeof *c);
   if (c == NULL)
     return NGHTTP2_ERR_TEMPORAL_CALLBACK_FAILURE;
-  c->base.wake = on_call_wake;
+  c->base = (kvrelay_call){.wake = on_call_wake, .keeps = true};
+  c->outbox.returned = on_returned;
   c->conn = conn;
   c->stream = frame->hd.stream_id;
   c->timeout_ns = KVRELAY_TIME_NONE;

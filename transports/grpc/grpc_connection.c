@@ -170,6 +170,8 @@ static connection *connection_of(const kvrelay_grpc_link *link) {
 void kvrelay_grpc_connection_free(connection *conn) {
   server *s = conn->server;
   server_call *c;
+  if (conn->link.out != NULL) /* or its bytes would be copied before a service takes them back */
+    (void)evbuffer_drain(conn->link.out, evbuffer_get_length(conn->link.out));
   while ((c = TAILQ_FIRST(&conn->calls)) != NULL)
     kvrelay_grpc_call_free(c);
   kvrelay_grpc_link_close(&conn->link);
@@ -400,8 +402,8 @@ void kvrelay_grpc_connection_open(server *s, int fd, const kvrelay_address *peer
   const nghttp2_settings_entry settings[] = {
       {NGHTTP2_SETTINGS_MAX_CONCURRENT_STREAMS, s->cfg.max_concurrent_streams},
       {NGHTTP2_SETTINGS_MAX_HEADER_LIST_SIZE, (uint32_t)MAX_HEADER_LIST_BYTES}};
-  if (kvrelay_grpc_link_open(&conn->link, &s->loop, &link_events, fd, s->cfg.output_threshold) !=
-          KVRELAY_TRANSPORT_OK ||
+  if (kvrelay_grpc_link_open(&conn->link, &s->loop, &link_events, fd,
+                             s->cfg.output_threshold / SOCKET_SHARE) != KVRELAY_TRANSPORT_OK ||
       (s->cfg.security != NULL &&
        kvrelay_grpc_link_secure(&conn->link, s->cfg.security, NULL) != KVRELAY_TRANSPORT_OK) ||
       nghttp2_session_server_new2(&conn->link.session, s->callbacks, conn, s->option) != 0 ||

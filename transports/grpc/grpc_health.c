@@ -147,7 +147,7 @@ static int send_message(kvrelay_grpc_health *h, const pb_msgdesc_t *fields, cons
     (void)kvrelay_refuse(status, KVRELAY_GRPC_INTERNAL, kvrelay_strerror((int)len));
     return KVRELAY_PULL_END;
   }
-  *parts = (kvrelay_parts){{{h->out, (size_t)len}}, 1, (size_t)len};
+  *parts = (kvrelay_parts){.part = {{h->out, (size_t)len}}, .part_len = 1, .bytes = (size_t)len};
   return KVRELAY_PULL_MESSAGE;
 }
 

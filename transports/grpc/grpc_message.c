@@ -128,24 +128,42 @@ static void blob_returned(const void *data, size_t len, void *blob) {
   blob_drop(blob);
 }
 
-void kvrelay_grpc_outbox_free(kvrelay_grpc_outbox *out) {
+static void outbox_drop_blob(kvrelay_grpc_outbox *out) {
   blob_drop(out->blob_);
   out->blob_ = NULL;
   out->off_ = 0;
 }
 
-size_t kvrelay_grpc_outbox_pending(const kvrelay_grpc_outbox *out) {
+void kvrelay_grpc_outbox_free(kvrelay_grpc_outbox *out) {
+  outbox_drop_blob(out);
+  out->kept_len_ = 0;
+}
+
+size_t kvrelay_grpc_outbox_held(const kvrelay_grpc_outbox *out) {
   return out->blob_ == NULL ? 0 : out->blob_->len - out->off_;
 }
 
-bool kvrelay_grpc_outbox_can_add(const kvrelay_grpc_outbox *out) {
-  return out->blob_ == NULL || out->blob_->refs == 1 || kvrelay_grpc_outbox_pending(out) == 0;
+static size_t outbox_kept(const kvrelay_grpc_outbox *out) {
+  size_t sum = 0;
+  for (size_t i = out->kept_first_; i < out->kept_len_; i++)
+    sum += out->kept_[i].len;
+  return sum;
+}
+
+size_t kvrelay_grpc_outbox_pending(const kvrelay_grpc_outbox *out) {
+  return kvrelay_grpc_outbox_held(out) + outbox_kept(out);
+}
+
+bool kvrelay_grpc_outbox_can_add(kvrelay_grpc_outbox *out) {
+  out->waits_ = out->using_ > 0 || outbox_kept(out) > 0;
+  return !out->waits_ &&
+         (out->blob_ == NULL || out->blob_->refs == 1 || kvrelay_grpc_outbox_held(out) == 0);
 }
 
 /* Room for `more` bytes in a blob that nobody else reads. */
 static bool outbox_reserve(kvrelay_grpc_outbox *out, size_t more) {
   struct kvrelay_grpc_blob *blob = out->blob_;
-  size_t pending = kvrelay_grpc_outbox_pending(out);
+  size_t pending = kvrelay_grpc_outbox_held(out);
   if (blob != NULL && blob->refs == 1) {
     if (out->off_ > 0 && pending > 0)
       memmove(blob->bytes, blob->bytes + out->off_, pending);
@@ -172,18 +190,29 @@ static bool outbox_reserve(kvrelay_grpc_outbox *out, size_t more) {
   return true;
 }
 
-int kvrelay_grpc_outbox_add(kvrelay_grpc_outbox *out, const kvrelay_parts *parts) {
-  if (parts->bytes > UINT32_MAX || !outbox_reserve(out, KVRELAY_GRPC_PREFIX_LEN + parts->bytes))
-    return KVRELAY_TRANSPORT_ERR_MEMORY;
-  uint8_t *p = out->blob_->bytes + out->blob_->len;
-  kvrelay_grpc_prefix_put(p, (uint32_t)parts->bytes);
-  p += KVRELAY_GRPC_PREFIX_LEN;
-  for (size_t i = 0; i < parts->part_len; i++) {
-    if (parts->part[i].len > 0)
-      memcpy(p, parts->part[i].base, parts->part[i].len);
-    p += parts->part[i].len;
+/* Behind the bytes that are there, for which there is room. */
+static void outbox_put(kvrelay_grpc_outbox *out, const kvrelay_iov *parts, size_t len) {
+  for (size_t i = 0; i < len; i++) {
+    if (parts[i].len > 0)
+      memcpy(out->blob_->bytes + out->blob_->len, parts[i].base, parts[i].len);
+    out->blob_->len += parts[i].len;
   }
-  out->blob_->len += KVRELAY_GRPC_PREFIX_LEN + parts->bytes;
+}
+
+int kvrelay_grpc_outbox_add(kvrelay_grpc_outbox *out, const kvrelay_parts *parts) {
+  const size_t copied = parts->part_len - parts->kept_len;
+  size_t kept = 0;
+  for (size_t i = copied; i < parts->part_len; i++)
+    kept += parts->part[i].len;
+  if (parts->bytes > UINT32_MAX ||
+      !outbox_reserve(out, KVRELAY_GRPC_PREFIX_LEN + parts->bytes - kept))
+    return KVRELAY_TRANSPORT_ERR_MEMORY;
+  kvrelay_grpc_prefix_put(out->blob_->bytes + out->blob_->len, (uint32_t)parts->bytes);
+  out->blob_->len += KVRELAY_GRPC_PREFIX_LEN;
+  outbox_put(out, parts->part, copied);
+  memcpy(out->kept_, parts->part + copied, parts->kept_len * sizeof *out->kept_);
+  out->kept_first_ = 0;
+  out->kept_len_ = (uint8_t)parts->kept_len;
   return KVRELAY_TRANSPORT_OK;
 }
 
@@ -202,7 +231,7 @@ int kvrelay_grpc_outbox_add_compressed(kvrelay_grpc_outbox *out, const kvrelay_p
   return err;
 }
 
-int kvrelay_grpc_outbox_move(kvrelay_grpc_outbox *out, size_t n, struct evbuffer *to) {
+static int outbox_move_blob(kvrelay_grpc_outbox *out, size_t n, struct evbuffer *to) {
   struct kvrelay_grpc_blob *blob = out->blob_;
   const uint8_t *from = blob->bytes + out->off_;
   if (n < LEND_MIN) {
@@ -215,8 +244,76 @@ int kvrelay_grpc_outbox_move(kvrelay_grpc_outbox *out, size_t n, struct evbuffer
   }
   out->off_ += n;
   if (out->off_ == blob->len && blob->cap > KEEP_CAP)
-    kvrelay_grpc_outbox_free(out);
+    outbox_drop_blob(out);
   return KVRELAY_TRANSPORT_OK;
+}
+
+static void kept_returned(const void *data, size_t len, void *out_) {
+  kvrelay_grpc_outbox *out = out_;
+  (void)data;
+  (void)len;
+  if (--out->using_ == 0 && out->waits_ && out->returned != NULL)
+    out->returned(out);
+}
+
+int kvrelay_grpc_outbox_move(kvrelay_grpc_outbox *out, size_t n, struct evbuffer *to) {
+  size_t own = kvrelay_grpc_outbox_held(out);
+  if (own > n)
+    own = n;
+  if (own > 0 && outbox_move_blob(out, own, to) != KVRELAY_TRANSPORT_OK)
+    return KVRELAY_TRANSPORT_ERR_MEMORY;
+  for (n -= own; n > 0;) {
+    kvrelay_iov *kept = &out->kept_[out->kept_first_];
+    const size_t some = kept->len < n ? kept->len : n;
+    if (some >= LEND_MIN) {
+      if (evbuffer_add_reference(to, kept->base, some, kept_returned, out) != 0)
+        return KVRELAY_TRANSPORT_ERR_MEMORY;
+      out->using_++;
+    } else if (evbuffer_add(to, kept->base, some) != 0) {
+      return KVRELAY_TRANSPORT_ERR_MEMORY;
+    }
+    kept->base += some;
+    kept->len -= some;
+    n -= some;
+    if (kept->len == 0)
+      out->kept_first_++;
+  }
+  return KVRELAY_TRANSPORT_OK;
+}
+
+static void copy_returned(const void *data, size_t len, void *copy) {
+  (void)data;
+  (void)len;
+  free(copy);
+}
+
+/* Bytes of its own instead of those that it borrowed. */
+static bool buffer_own(struct evbuffer *buffer) {
+  const size_t len = evbuffer_get_length(buffer);
+  if (len == 0)
+    return true;
+  uint8_t *const copy = malloc(len);
+  if (copy != NULL)
+    (void)evbuffer_copyout(buffer, copy, len);
+  (void)evbuffer_drain(buffer, len);
+  if (copy != NULL && evbuffer_add_reference(buffer, copy, len, copy_returned, copy) == 0)
+    return true;
+  free(copy);
+  return false;
+}
+
+int kvrelay_grpc_outbox_give_back(kvrelay_grpc_outbox *out, struct evbuffer *to) {
+  const size_t kept = outbox_kept(out);
+  out->waits_ = false; /* who gives back knows */
+  bool good = (out->using_ == 0 && kept == 0) || buffer_own(to);
+  if (good && kept > 0 && (good = outbox_reserve(out, kept))) /* `to` uses no blob either, now */
+    outbox_put(out, out->kept_ + out->kept_first_, (size_t)out->kept_len_ - out->kept_first_);
+  out->kept_len_ = 0;
+  if (good)
+    return KVRELAY_TRANSPORT_OK;
+  (void)evbuffer_drain(to, evbuffer_get_length(to));
+  kvrelay_grpc_outbox_free(out);
+  return KVRELAY_TRANSPORT_ERR_MEMORY;
 }
 
 /* ---- texts ---- */

@@ -42,25 +42,46 @@ bool kvrelay_grpc_inbox_empty(const kvrelay_grpc_inbox *in);
 
 /* ---- messages in, bytes out ---- */
 
-/* What a call has still to send, prefixes included; fields are private. */
+/*
+ * What a call has still to send, prefixes included; fields are private.  First bytes of its own,
+ * then those of the last message that stayed with the service (`kept_len` of kvrelay_parts).  All
+ * zero is an empty one.
+ */
 typedef struct kvrelay_grpc_outbox {
   struct kvrelay_grpc_blob *blob_; /* shared with the output buffers it was lent to */
   size_t off_;
+  kvrelay_iov kept_[3]; /* unsent */
+  uint8_t kept_first_, kept_len_;
+  bool waits_;     /* can_add has said no because of kept bytes */
+  uint32_t using_; /* pieces of kept bytes in output buffers */
+  /* Set by the owner, may be NULL: kept bytes have left the output buffer, and somebody asked. */
+  void (*returned)(struct kvrelay_grpc_outbox *out);
 } kvrelay_grpc_outbox;
 
+/* Drops what is unsent.  Kept bytes in output buffers stay in use, see below. */
 void kvrelay_grpc_outbox_free(kvrelay_grpc_outbox *out);
 /* Unsent bytes. */
 size_t kvrelay_grpc_outbox_pending(const kvrelay_grpc_outbox *out);
-/* False while a message is both half sent and still in use by an output buffer. */
-bool kvrelay_grpc_outbox_can_add(const kvrelay_grpc_outbox *out);
-/* Copies one message behind the unsent bytes.  KVRELAY_TRANSPORT_ERR_MEMORY: nothing changed. */
+/* Those of them that are copies of its own. */
+size_t kvrelay_grpc_outbox_held(const kvrelay_grpc_outbox *out);
+/* False while a message is both half sent and still in use by an output buffer, and as long as kept
+ * bytes are in use at all: `returned` tells when that is over. */
+bool kvrelay_grpc_outbox_can_add(kvrelay_grpc_outbox *out);
+/* Takes one message behind the unsent bytes, after can_add: what does not stay is copied.
+ * KVRELAY_TRANSPORT_ERR_MEMORY: nothing changed. */
 int kvrelay_grpc_outbox_add(kvrelay_grpc_outbox *out, const kvrelay_parts *parts);
 /* The same, compressed if that makes it shorter. */
 int kvrelay_grpc_outbox_add_compressed(kvrelay_grpc_outbox *out, const kvrelay_parts *parts,
                                        int encoding);
-/* Moves the first `n` unsent bytes to `to`; large pieces are lent, not copied.
- * KVRELAY_TRANSPORT_ERR_MEMORY: lost in between. */
+/* Moves the first `n` unsent bytes to `to`; large pieces are lent, not copied, and so are kept
+ * ones.  KVRELAY_TRANSPORT_ERR_MEMORY: lost in between. */
 int kvrelay_grpc_outbox_move(kvrelay_grpc_outbox *out, size_t n, struct evbuffer *to);
+/*
+ * The service wants its bytes back: unsent ones are copied, and what `to` holds, the only output
+ * buffer they were moved to, is copied as a whole.  KVRELAY_TRANSPORT_ERR_MEMORY: both are empty
+ * then, and the connection is lost.
+ */
+int kvrelay_grpc_outbox_give_back(kvrelay_grpc_outbox *out, struct evbuffer *to);
 
 /* ---- texts of headers ---- */
 

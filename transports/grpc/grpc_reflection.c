@@ -217,7 +217,7 @@ static int reflection_pull(kvrelay_service *self, void *handle, uint64_t now_ns,
     return KVRELAY_PULL_END;
   }
   drop_question(c);
-  *parts = (kvrelay_parts){{{c->answer, len}}, 1, len};
+  *parts = (kvrelay_parts){.part = {{c->answer, len}}, .part_len = 1, .bytes = len};
   return KVRELAY_PULL_MESSAGE;
 }
 

@@ -174,7 +174,7 @@ kvrelay_grpc_server_config kvrelay_grpc_server_config_default(void) {
   return (kvrelay_grpc_server_config){
       .max_request_bytes = 65536,
       .max_message_bytes = 8388608,
-      .output_threshold = 262144,
+      .output_threshold = 1048576,
       .max_connections = 1024,
       .max_connections_per_peer = 256,
       .max_concurrent_streams = 1024,
@@ -190,7 +190,7 @@ kvrelay_grpc_server_config kvrelay_grpc_server_config_default(void) {
 
 int kvrelay_grpc_server_open(const kvrelay_grpc_server_config *cfg, kvrelay_service *service,
                              kvrelay_transport **out) {
-  if (cfg == NULL || service == NULL || cfg->bind == NULL || cfg->output_threshold == 0 ||
+  if (cfg == NULL || service == NULL || cfg->bind == NULL || cfg->output_threshold < SOCKET_SHARE ||
       (cfg->security != NULL && cfg->raw != NULL) || cfg->max_connections == 0 ||
       cfg->max_connections_per_peer == 0 || cfg->max_concurrent_streams == 0)
     return KVRELAY_TRANSPORT_ERR_ARG;

@@ -11,6 +11,8 @@
 
 #define SECOND_NS UINT64_C(1000000000)
 #define MAX_HEADER_LIST_BYTES ((size_t)16384)
+/* Of the output threshold: frames beyond that wait in their calls, not for the socket. */
+#define SOCKET_SHARE 2
 
 typedef struct server server;
 typedef struct connection connection;
@@ -37,6 +39,7 @@ struct server_call {
   kvrelay_status status;   /* valid once ended */
   const char *http_status; /* not NULL: to be answered so when the request has ended */
   const char *explanation; /* what is left to say with it; NULL: no body */
+  size_t held;             /* of the connection's */
   int32_t stream;
   uint8_t content;  /* enum kvrelay_grpc_content */
   uint8_t encoding; /* of messages to send, enum kvrelay_grpc_encoding */
@@ -47,6 +50,7 @@ struct server_call {
   bool accepted;     /* the service knows it and has not been told of its end */
   bool headers_sent; /* the data provider is in charge */
   bool deferred;     /* nghttp2 waits for a resume */
+  bool starved;      /* has not pulled because the connection holds too much */
   bool ended;        /* the status is known */
   bool is_woken;
 };
@@ -59,6 +63,7 @@ struct connection {
   TAILQ_ENTRY(connection) entry;
   struct call_list calls;
   uint32_t calls_count;
+  size_t held; /* bytes of messages that wait in the calls, copies of its own */
   uint32_t idle_frames;
   uint32_t resets;      /* of streams by the peer, less what it earned back until resets_at_ns */
   uint32_t frame_left;  /* of the payload that is coming in */
