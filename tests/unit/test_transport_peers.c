@@ -68,14 +68,19 @@ static void must_serve(const carrier *how, const char *when) {
   exchange_close(&e);
 }
 
+/* Seven freed blocks of each size up to a kilobyte stay with the thread, in glibc, and count as
+ * used: 240 KB once all of these sizes were seen.  The rest is for buffers that have not reached
+ * theirs. */
+#define SLACK ((size_t)(240 + 64) << 10)
+
 /* What ended leaves no call, no descriptor and no memory behind. */
-static void must_be_as_before(unsigned descriptors, size_t bytes, size_t slack) {
+static void must_be_as_before(unsigned descriptors, size_t bytes) {
   const uint64_t until = kvrelay_now_ns() + PATIENCE_NS;
   while ((toy.toy.open_now > 0 || open_descriptors() > descriptors) && kvrelay_now_ns() < until)
     run_ms(2);
   cr_assert_eq(toy.toy.open_now, 0);
   cr_assert_eq(open_descriptors(), descriptors);
-  cr_assert_leq(mallinfo2().uordblks, bytes + slack, "%zu bytes more",
+  cr_assert_leq(mallinfo2().uordblks, bytes + SLACK, "%zu bytes more",
                 mallinfo2().uordblks - bytes);
 }
 
@@ -124,7 +129,7 @@ static void kill_clients(const carrier *how) {
     if (i % 10 == 0)
       must_serve(how, "after a client was killed");
   }
-  must_be_as_before(descriptors, bytes, 1 << 16);
+  must_be_as_before(descriptors, bytes);
   close_server();
 }
 
@@ -221,7 +226,7 @@ Test(transport_peers, ten_thousand_connections_and_resets, .timeout = 120) {
     const size_t bytes = mallinfo2().uordblks;
     for (unsigned j = 0; j < RESETS; j++)
       connect_and_reset();
-    must_be_as_before(descriptors, bytes, 1 << 16);
+    must_be_as_before(descriptors, bytes);
     must_serve(&carriers[i], "after all");
     close_server();
   }
