@@ -266,7 +266,7 @@ check: deps-check ## everything that must hold before a commit; ends with "N pas
 check-all: deps-check-all ## check and all that takes longer: coverage, study, fuzzing, threads, foreign machines, valgrind
 	+@BUILD='$(BUILD)' MAKE='$(MAKE)' scripts/check-all
 
-conform: all tests ## the tests that carry ids of conformance scenarios, and the table of them, also in $(BUILD)/conform.md
+conform: all tests ## the tests that carry ids of tests/conform, and the table of them, also in $(BUILD)/conform.md
 	@rm -rf $(BUILD)/conform
 	@KVRELAY_BIN='$(abspath $(BUILD))' KVRELAY_BUILD='$(abspath $(BUILD))' \
 	  scripts/run-tests --results $(BUILD)/conform --total /dev/null \

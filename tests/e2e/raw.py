@@ -173,13 +173,13 @@ def examples(server):
     wire.until(RESPONSE)
     wire.put(bytes.fromhex("04000000 03000000 06 00 0000 00000100 00000000 03000000 05 00 0000"))
     found = wire.until(END)
-    check("B13: CREDIT, CANCEL", found[-1][1:3] == (3, 1), found)
+    check("B13.2: CREDIT, CANCEL", found[-1][1:3] == (3, 1), found)
     got = answer("08000000 00000000 07 00 0000 0102030405060708", 20)
-    check("B13: PING", got == "080000000000000008000000" "0102030405060708", got)
+    check("B13.2: PING", got == "080000000000000008000000" "0102030405060708", got)
     server.say("stop")
     got = wire.read(16, 5)
     code, last = HEADER.unpack(got[:12])[4], got[12:]
-    check("B13: GOAWAY, shutdown, last stream 3", (code, last) == (1, b"\x03\0\0\0"), got)
+    check("B13.2: GOAWAY, shutdown, last stream 3", (code, last) == (1, b"\x03\0\0\0"), got)
 
 
 def prefaces(server):
@@ -242,11 +242,14 @@ def protocol_errors(server):
         wire = server.connect()
         wire.put(open_one, bad)
         got = closed_with(wire, 2)
-        check(f"B9, B10: {name} is a protocol error", got == 1, got)
+        check(f"B9, B11.7: {name} is a protocol error", got == 1, got)
     wire = server.connect()
     wire.put(open_one, HEADER.pack(65537, 2, REQUEST, 0, ECHO))  # the header alone decides
     got = closed_with(wire, 4)
-    check("B11: a body above max_frame: GOAWAY 4", got == 1, got)
+    check("B11.1, B11.3: a request above 65 536 bytes: GOAWAY 4 from its header", got == 1, got)
+    wire = server.connect()
+    wire.put(frame(REQUEST, 1, ECHO, b"x" * 65536))
+    check("B11.3: one of exactly 65 536 goes", [len(one[3]) for one in wire.until(END)] == [0, 65536, 2])
     wire = server.connect()
     wire.put(frame(128, 7, 9, b"?" * 1000, flags=3), frame(255, body=b"?"), frame(REQUEST, 1, ECHO, b"x"))
     check("B9: types from 128 on are skipped", [one[0] for one in wire.until(END)] == [RESPONSE, MESSAGE, END])
@@ -289,8 +292,8 @@ def streams(server):
     wire.put(frame(REQUEST, 1, COUNT, b"1 65537"), frame(REQUEST, 2, COUNT, b"1 65536"))
     found = wire.until(END)
     good = found[-1][1:3] == (1, 8) and found[-1][3][:2] == b"\x06\0" and b"65537" in found[-1][3] and b"65536" in found[-1][3]
-    check("B11: a message above the client's max_frame: END 8, RESOURCE_LIMIT, both sizes", good, found)
-    check("B11: one of exactly that size goes", [len(one[3]) for one in wire.until(END) if one[0] == MESSAGE] == [65536])
+    check("B11.2: a message above the client's max_frame: END 8, RESOURCE_LIMIT, both sizes", good, found)
+    check("B11.2: one of exactly that size goes", [len(one[3]) for one in wire.until(END) if one[0] == MESSAGE] == [65536])
 
 
 def limits():
@@ -301,33 +304,33 @@ def limits():
         found = wire.until(END)
         check("B10.7: beyond max_streams: END 8, RESOURCE_LIMIT, and the connection stays", found[-1][1:3] == (3, 8) and found[-1][3][:2] == b"\x06\0", found)
         found = wire.until(PING)
-        check("B11: a PING after silence", [one[0] for one in found] == [RESPONSE, RESPONSE, PING] and len(found[-1][3]) == 8, found)
+        check("B11.5: a PING after silence", [one[0] for one in found] == [RESPONSE, RESPONSE, PING] and len(found[-1][3]) == 8, found)
         wire.put(frame(PONG, body=found[-1][3]))
-        check("B11: once it is answered the next one follows", wire.until(PING)[-1] is not None)
+        check("B11.5: once it is answered the next one follows", wire.until(PING)[-1] is not None)
         began = time.monotonic()
-        check("B11: unanswered, the connection is closed", wire.get() is None and 0.2 < time.monotonic() - began < 2)
-        check("B11: its calls are closed", server.counts()[2] == 0)
+        check("B11.5: unanswered, the connection is closed", wire.get() is None and 0.2 < time.monotonic() - began < 2)
+        check("B11.10: its calls are closed", server.counts()[2] == 0)
         mute = server.wire()
         began = time.monotonic()
         check("B8: without a preface it is closed in time", mute.read(1, 5) is None and 0.3 < time.monotonic() - began < 2)
         wire = server.connect()
         wire.put(frame(PING, body=bytes(8)), frame(PING, body=bytes(8)), frame(PING, body=bytes(8)))
         got = closed_with(wire, 3)
-        check("B11: too many pings: GOAWAY 3", got == 0, got)
+        check("B11.6: too many pings: GOAWAY 3", got == 0, got)
         wire = server.connect()
         found = []
         while (one := wire.get()) is not None:
             found.append(one)
             if one[0] == PING:
                 wire.put(frame(PONG, body=one[3]))
-        check("B11: idle without streams it is closed, GOAWAY 1", found[-1][0] == GOAWAY and found[-1][2] == 1, found)
+        check("B11.11: idle without streams it is closed, GOAWAY 1", found[-1][0] == GOAWAY and found[-1][2] == 1, found)
         wire = server.connect()
         wire.put(frame(REQUEST, 1, SILENT), HEADER.pack(100, 2, REQUEST, 0, ECHO) + b"cut")
         wire.until(RESPONSE)
         wire.sock.close()
         time.sleep(0.1)
         counts = server.counts()
-        check("B11: a frame that is cut was never a request", counts[2:4] == [0, 0], counts)
+        check("B11.8: a frame that is cut was never a request", counts[2:4] == [0, 0], counts)
 
 
 def drain():
@@ -340,15 +343,15 @@ def drain():
         busy.until(MESSAGE)
         server.say("stop")
         found = wire.until(END)
-        check("B11: GOAWAY 1 names the last stream, open streams end with 0", [one[:3] for one in found] == [(GOAWAY, 0, 1), (END, 1, 0)] and found[0][3][:4] == b"\x01\0\0\0", found)
-        check("B11: then it closes", wire.get() is None)
+        check("B11.9: GOAWAY 1 names the last stream, open streams end with 0", [one[:3] for one in found] == [(GOAWAY, 0, 1), (END, 1, 0)] and found[0][3][:4] == b"\x01\0\0\0", found)
+        check("B11.9: then it closes", wire.get() is None)
         found = busy.until(GOAWAY)
         busy.put(frame(REQUEST, 6, ECHO, b"late"))
         found = busy.until(END)
-        check("B11: a request after GOAWAY: END 14, PUBLICATION_UNAVAILABLE", found[-1][1:3] == (6, 14) and found[-1][3][:2] == b"\x09\0", found)
+        check("B11.9: a request after GOAWAY: END 14, PUBLICATION_UNAVAILABLE", found[-1][1:3] == (6, 14) and found[-1][3][:2] == b"\x09\0", found)
         busy.put(credit(5, 10000))
         found = busy.until(END)
-        check("B11: what had waited for credit still comes, then END", found[-1] is not None and found[-1][1:3] == (5, 0), found)
+        check("B11.9: what had waited for credit still comes, then END", found[-1] is not None and found[-1][1:3] == (5, 0), found)
 
 
 def a_thousand():
@@ -369,9 +372,9 @@ def a_thousand():
         before = resident()
         wires = first + [subscribe() for _ in range(980)]
         each = (resident() - before) // 980
-        check(f"B11: a thousand idle subscribers take {each} bytes each, less than 64 KiB", server.counts()[2] == 1000 and each < 65536, each)
+        check(f"B11.4: a thousand idle subscribers take {each} bytes each, less than 64 KiB", server.counts()[2] == 1000 and each < 65536, each)
         server.say("release")
-        check("B11: all of them are served", all(wire.until(END)[-1] is not None for wire in wires))
+        check("B11.4: all of them are served", all(wire.until(END)[-1] is not None for wire in wires))
         for wire in wires:
             wire.sock.close()
 
@@ -435,12 +438,12 @@ def client_calls(client):
     told = [line.split()[0] for line in client.passed if line.split()[1] == "9"]
     check("B10.3: nothing is told of what was cancelled", told == ["admitted"] + 4 * ["message"], told)
     found = wire.until(PING)
-    check("B11: a PING after silence", [one[0] for one in found] == [REQUEST, REQUEST, PING], found)
+    check("B11.5: a PING after silence", [one[0] for one in found] == [REQUEST, REQUEST, PING], found)
     wire.put(frame(PONG, body=found[-1][3]), frame(PING, body=b"abcdefgh"))
     check("B9: PONG has the same bytes", wire.until(PONG)[-1][3] == b"abcdefgh")
     wire.sock.close()
     got = [client.expect("end") for _ in range(2)]
-    check("B11: end of the connection without END: status 14, no reason", sorted(line.split()[1:4] for line in got) == [["10", "14", "0"], ["11", "14", "0"]], got)
+    check("B11.10: end of the connection without END: status 14, no reason", sorted(line.split()[1:4] for line in got) == [["10", "14", "0"], ["11", "14", "0"]], got)
 
 
 def client_errors(client):
@@ -471,7 +474,7 @@ def client_errors(client):
             client.lost()
             continue
         found = wire.until(GOAWAY)
-        check(f"B9, B10: {name} is a protocol error to the client", found[-1] is not None and found[-1][2] == 2, found)
+        check(f"B9, B11.7: {name} is a protocol error to the client", found[-1] is not None and found[-1][2] == 2, found)
         wire.sock.close()
         client.lost()
     wire = client.ready()
@@ -479,7 +482,7 @@ def client_errors(client):
     wire.get()
     wire.put(response, HEADER.pack(65537, 1, MESSAGE, 0, 0))
     found = wire.until(GOAWAY)
-    check("B11: a body above the client's max_frame: GOAWAY 4", found[-1] is not None and found[-1][2] == 4, found)
+    check("B11.1: a body above the client's max_frame: GOAWAY 4", found[-1] is not None and found[-1][2] == 4, found)
     wire.sock.close()
     client.lost()
     wire = client.ready()
@@ -489,7 +492,7 @@ def client_errors(client):
     wire.sock.close()
     got = client.expect("end")
     messages = [line for line in client.passed if line.startswith("message")]
-    check("B11: a message cut by the end is none, never a short one", len(messages) == 1 and got.startswith("end 1 14 0"), (messages, got))
+    check("B11.8: a message cut by the end is none, never a short one", len(messages) == 1 and got.startswith("end 1 14 0"), (messages, got))
     client.lost()
 
 
@@ -508,7 +511,7 @@ def client_prefaces(client):
     check("B8: the server's credit is ignored, its max_streams of 0 kept", client.expect("refused 1").startswith("refused 1 "))
     wire.put(frame(GOAWAY, aux=3, body=bytes(4) + b"too many pings"))
     got = client.lost()
-    check("B11: GOAWAY 3 ends the connection with its text", "too many pings" in got, got)
+    check("B11.6: GOAWAY 3 ends the connection with its text", "too many pings" in got, got)
     wire = client.ready()
     client.say("1 Silent x")
     wire.get()
@@ -516,10 +519,10 @@ def client_prefaces(client):
     client.expect("admitted")
     time.sleep(0.1)
     client.say("2 Echo x")
-    check("B11: no calls after GOAWAY", client.expect("refused 2").startswith("refused 2 "))
+    check("B11.9: no calls after GOAWAY", client.expect("refused 2").startswith("refused 2 "))
     wire.put(frame(MESSAGE, 1, body=b"x"), frame(END, 1, 0, bytes(2)))
-    check("B11: the open ones end as they do", client.expect("end") == "end 1 0 0 ")
-    check("B11: then it connects again", client.ready() is not None)
+    check("B11.9: the open ones end as they do", client.expect("end") == "end 1 0 0 ")
+    check("B11.9: then it connects again", client.ready() is not None)
 
 
 def main():

@@ -72,6 +72,23 @@ expect 'missing program counts' 1 '^0 passed, 1 failed$' scripts/run-tests "$wor
 program 'exit 0'
 expect 'missing emulator counts' 1 '^0 passed, 1 failed$' scripts/run-tests --through "$work/none" "$work/program"
 
+# The table of ids, for two lists that share one.
+mkdir -p "$work/c/tests/conform" "$work/c/results"
+printf 'elsewhere other\nC1 one thing\nT2 a second\n' >"$work/c/tests/conform/scenarios"
+printf 'suites grpc_.*\nC1 another\nB10.4 a third\n' >"$work/c/tests/conform/grpc"
+table() { # results of unit tests, of a script
+  printf '%b' "$1" >"$work/c/results/test_x"
+  printf '%b' "$2" >"$work/c/results/x.py"
+  (cd "$work/c" && "$TOP/scripts/conform" table results)
+}
+units='ok - relay::C1_T2_both  (0.00s)\nok - grpc_wire::C1_x  (0.00s)\nok - other::C9_x  (0.00s)\n'
+expect 'each id has its test' 0 '^4 passed, 0 failed$' table "$units" 'ok - B10.4: x\n'
+expect 'and as B10_4' 0 '^4 passed, 0 failed$' table "$units"'ok - tcp::B10_4_x  (0.00s)\n' ''
+expect 'an id without a test fails' 1 '^B10.4 *FAILED' table "$units" 'ok - x\n'
+expect 'one of the other list does not count' 1 '^3 passed, 1 failed$' table 'ok - relay::C1_T2_x  (0.00s)\n' 'ok - B10.4: x\n'
+expect 'a failed test fails its id' 1 '^B10.4 *FAILED' table "$units" 'ok - B10.4: x\nnot ok - C1, B10.4: x: why\n'
+expect 'an id that no list has fails' 1 '^B10.5 *FAILED' table "$units" 'ok - B10.4 B10.5: x\n'
+
 # "make check" itself, in a tree whose gates all pass: a runner that ends without having counted is a failure.
 tree=$work/tree
 mkdir -p "$tree/scripts" "$tree/examples" "$tree/tests" "$tree/build/asan" "$tree/build/tests"

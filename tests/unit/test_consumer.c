@@ -929,12 +929,12 @@ static void filter_policy(size_t i) {
   kit_close(&k);
 }
 
-Test(consumer, filter_retries_follow_the_reason) {
+Test(consumer, C5_filter_retries_follow_the_reason) {
   for (size_t i = 0; i < POLICIES; i++)
     filter_policy(i);
 }
 
-Test(consumer, catalog_retries_follow_the_reason) {
+Test(consumer, C5_catalog_retries_follow_the_reason) {
   for (size_t i = 0; i < POLICIES; i++) {
     const kvrelay_descriptor pool = kit_pool(1);
     const kvrelay_relay_info info = {kit_envelope()};
@@ -1022,7 +1022,7 @@ static void delays(uint64_t seed, uint64_t *out, size_t n) {
   kit_close(&k);
 }
 
-Test(consumer, backoff_doubles_to_its_end_with_jitter) {
+Test(consumer, C5_backoff_doubles_to_its_end_with_jitter) {
   uint64_t a[12], b[12], c[12], full = 500 * MS;
   size_t differ = 0;
   delays(1, a, 12);

@@ -43,7 +43,7 @@ static void accept_again(void) {
 
 /* ---- NEG ---- */
 
-Test(grpc_client_peers, NEG_goaway_the_second_call_is_on_another_connection) {
+Test(grpc_client_peers, C10_NEG_goaway_the_second_call_is_on_another_connection) {
   scripted();
   ready();
   const uint32_t stream = request(1);
@@ -60,7 +60,7 @@ Test(grpc_client_peers, NEG_goaway_the_second_call_is_on_another_connection) {
   finish_scripted();
 }
 
-Test(grpc_client_peers, NEG_resets_after_header_during_and_after_data) {
+Test(grpc_client_peers, C13_NEG_resets_after_header_during_and_after_data) {
   scripted();
   ready();
   uint32_t stream = request(1);
@@ -84,7 +84,7 @@ Test(grpc_client_peers, NEG_resets_after_header_during_and_after_data) {
   finish_scripted();
 }
 
-Test(grpc_client_peers, NEG_ping_and_C9_pings_between_all_frames_are_answered) {
+Test(grpc_client_peers, C9_NEG_ping_between_all_frames_is_answered) {
   scripted();
   ready();
   const uint32_t stream = request(1);
@@ -154,7 +154,7 @@ Test(grpc_client_peers, C3_several_relays_beside_each_other) {
   finish();
 }
 
-Test(grpc_client_peers, C4_and_C8_the_numbers) {
+Test(grpc_client_peers, C4_C8_the_numbers) {
   const kvrelay_grpc_client_config cfg = kvrelay_grpc_client_config_default();
   cr_expect_eq(cfg.backoff_first_ns, 1000 * MS);
   cr_expect_eq(cfg.backoff_max_ns, 120000 * MS);
@@ -205,8 +205,11 @@ static uint32_t updated(uint32_t stream) {
          f.payload[3];
 }
 
-Test(grpc_client_peers, C7_windows_and_updates_when_half_is_used) {
+Test(grpc_client_peers, C7_S64_windows_and_updates_when_half_is_used) {
   static uint8_t bytes[16000];
+  const kvrelay_grpc_client_config cfg = kvrelay_grpc_client_config_default();
+  cr_expect_eq(cfg.stream_window_bytes, 8388608);
+  cr_expect_gt(cfg.stream_window_bytes, 2 * (5 + 2097359), "a snapshot of the default filter");
   scripted();
   cr_expect_eq(updated(0), 16777216 - 65535);
   ready();

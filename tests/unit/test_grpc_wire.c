@@ -63,6 +63,74 @@ Test(grpc_wire, S22_statuses_in_decimal) {
   finish();
 }
 
+Test(grpc_wire, S26_whatever_fails_ends_with_a_status) {
+  static const struct {
+    const char *method, *headers, *body;
+    size_t len;
+    bool ends; /* with the request's last byte */
+    const char *answer;
+  } cases[] = {
+      {"Nope", "", "\0\0\0\0\0", 5, true, "grpc-status: 12\n"},
+      {"Echo", "", "\0\0\1\0\1", 5, false, "grpc-status: 8\n"},
+      {"Echo", "", "\1\0\0\0\0", 5, false, "grpc-status: 13\n"},
+      {"Echo", "", "\0\0\0\0\2a", 6, true, "grpc-status: 13\n"},
+      {"Echo", "", "", 0, true, "grpc-status: 13\n"},
+      {"Echo", "grpc-timeout: x\n", "\0\0\0\0\0", 5, false, "grpc-status: 13\n"},
+      {"Echo", "grpc-timeout: 20m\n", "\0\0\0\0\2a", 6, false, "grpc-status: 4\n"},
+      {"Echo", "grpc-encoding: snappy\n", "\0\0\0\0\0", 5, false, "grpc-status: 12\n"},
+      {"Refuse", "",
+       "\0\0\0\0\4"
+       "9 5 ",
+       9, true, "grpc-status: 9\n"},
+      {"End", "",
+       "\0\0\0\0\4"
+       "8 7 ",
+       9, true, "grpc-status: 8\n"},
+      {"Silent", "grpc-timeout: 20m\n", "\0\0\0\0\0", 5, true, "grpc-status: 4\n"},
+      {"Count", "",
+       "\0\0\0\0\11"
+       "1 9000000",
+       14, true, "grpc-status: 8\n"},
+  };
+  start_greeted();
+  for (uint32_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    char lines[256];
+    raw_frame f;
+    bool told = false;
+    snprintf(lines, sizeof lines,
+             ":method: POST\n:scheme: http\n:path: " TOY
+             "%s\n:authority: x\ncontent-type: application/grpc\n%s",
+             cases[i].method, cases[i].headers);
+    raw_send_headers(&raw, 0, 2 * i + 1, lines);
+    raw_send_frame(&raw, RAW_DATA, cases[i].ends ? NGHTTP2_FLAG_END_STREAM : 0, 2 * i + 1,
+                   cases[i].body, cases[i].len);
+    while (next_frame(&raw, &f, told ? 10 : 2000)) {
+      cr_expect_neq(f.type, RAW_GOAWAY);
+      if (f.type == RAW_RST_STREAM)
+        cr_expect(told && memcmp(f.payload, "\0\0\0\0", 4) == 0, "case %u is reset", i);
+      told |=
+          f.type == RAW_HEADERS && (f.flags & NGHTTP2_FLAG_END_STREAM) && has(&f, cases[i].answer);
+    }
+    cr_expect(told, "case %u ends without %s", i, cases[i].answer);
+  }
+  finish();
+}
+
+Test(grpc_wire, S29_headers_say_what_is_needed_and_no_more) {
+  start_greeted();
+  raw_send_request(&raw, 1, TOY "Echo", "", "x", 1);
+  cr_expect_str_eq(frame_of(RAW_HEADERS).headers, ":status: 200\ncontent-type: application/grpc\n");
+  frame_of(RAW_DATA);
+  cr_expect_str_eq(frame_of(RAW_HEADERS).headers, "grpc-status: 0\n");
+  raw_send_request(&raw, 3, TOY "Refuse", "", "13 0 ", 5);
+  cr_expect_str_eq(frame_of(RAW_HEADERS).headers,
+                   ":status: 200\ncontent-type: application/grpc\ngrpc-status: 13\n");
+  raw_send_request(&raw, 5, "/unknown.Service/Method", "", "", 0);
+  const raw_frame f = frame_of(RAW_HEADERS);
+  cr_expect(!has(&f, "date:") && !has(&f, "content-length:"), "%s", f.headers);
+  finish();
+}
+
 Test(grpc_wire, S1_te_is_not_demanded_and_paths_are_exact) {
   start_greeted();
   raw_send_request(&raw, 1, TOY "Echo", "te: trailers\nuser-agent: x\n", "with", 4);
@@ -572,6 +640,28 @@ Test(grpc_wire, S117_a_reset_makes_room) {
   finish();
 }
 
+Test(grpc_wire, S46_no_header_table_and_no_push) {
+  static const uint8_t none[] = {0, 1, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0};
+  start_greeted();
+  raw_send_request(&raw, 1, TOY "Echo", "", "before", 6);
+  expect_answer(&raw, 1, "before", 6);
+  raw_send_frame(&raw, RAW_SETTINGS, 0, 0, none, sizeof none);
+  for (uint32_t stream = 3; stream < 9; stream += 2) {
+    raw_send_request(&raw, stream, TOY "Echo", "", "after", 5);
+    for (int block = 0; block < 2; block++) {
+      const raw_frame f = frame_of(RAW_HEADERS);
+      size_t at = stream == 3 && block == 0;
+      if (at)
+        cr_expect_eq(f.payload[0], 0x20, "the table is emptied at once: %02x", f.payload[0]);
+      cr_expect(f.payload[at] != 0xbe && (f.payload[at] & 0xc0) != 0x40,
+                "nothing is taken from a table, or added: %02x", f.payload[at]);
+      if (block == 0)
+        frame_of(RAW_DATA);
+    }
+  }
+  finish();
+}
+
 Test(grpc_wire, S48_frames_as_large_as_allowed) {
   start_greeted();
   const uint8_t settings[] = {0, 5, 0, 1,    0, 0,
@@ -680,6 +770,51 @@ Test(grpc_wire, S40_no_answer_to_a_ping) {
   cr_expect_not(next_frame(&raw, &f, 1000));
   cr_expect(raw.eof);
   cr_expect_eq(toy.open_now, 0);
+  finish();
+}
+
+Test(grpc_wire, S40_pings_go_out_while_data_flows) {
+  kvrelay_grpc_server_config cfg = config();
+  cfg.keepalive_interval_ns = 20 * MS;
+  start(&cfg);
+  raw_greet(&raw);
+  raw_send_request(&raw, 1, TOY "Count", "", "1000000 1000", 12);
+  int pings = 0;
+  size_t data = 0;
+  const uint64_t until = server->now_ns(server) + 5000 * MS;
+  while (pings < 5 && server->now_ns(server) < until) {
+    raw_frame f;
+    raw_send_frame(&raw, RAW_WINDOW_UPDATE, 0, 0, "\0\0\4\0", 4);
+    raw_send_frame(&raw, RAW_WINDOW_UPDATE, 0, 1, "\0\0\4\0", 4);
+    cr_assert(next_frame(&raw, &f, 2000));
+    data += f.type == RAW_DATA;
+    if (f.type != RAW_PING)
+      continue;
+    pings++;
+    cr_expect_gt(data, 0, "data between two");
+    data = 0;
+    raw_send_frame(&raw, RAW_PING, NGHTTP2_FLAG_ACK, 0, f.payload, 8);
+  }
+  cr_expect_eq(pings, 5);
+  finish();
+}
+
+Test(grpc_wire, S41_pings_far_enough_apart_are_no_strikes) {
+  kvrelay_grpc_server_config cfg = config();
+  cfg.peer_ping_interval_ns = 10 * MS;
+  start(&cfg);
+  raw_greet(&raw);
+  for (int i = 0; i < 12; i++) {
+    raw_frame f;
+    if (i == 6) {
+      raw_send_request(&raw, 1, TOY "Silent", "", "", 0);
+      frame_of(RAW_HEADERS);
+    }
+    raw_send_frame(&raw, RAW_PING, 0, 0, "12345678", 8);
+    cr_expect(frame_of(RAW_PING).flags & NGHTTP2_FLAG_ACK);
+    cr_expect_not(next_frame(&raw, &f, 12));
+  }
+  cr_expect_eq(toy.open_now, 1);
   finish();
 }
 
@@ -808,6 +943,47 @@ Test(grpc_wire, S115_slow_handshake_and_too_many_connections) {
   finish();
 }
 
+Test(grpc_wire, S115_a_connection_that_calls_nothing_in_time) {
+  kvrelay_grpc_server_config cfg = config();
+  cfg.handshake_timeout_ns = 100 * MS;
+  start(&cfg);
+  raw_greet(&raw);
+  raw_frame f;
+  const uint64_t began = server->now_ns(server);
+  while (next_frame(&raw, &f, 2000))
+    cr_expect_neq(f.type, RAW_HEADERS);
+  cr_expect(raw.eof, "SETTINGS alone are no reason to stay");
+  cr_expect_geq(server->now_ns(server) - began, 80 * MS);
+  expect_serving();
+  finish();
+}
+
+Test(grpc_wire, S10_S27_S40_S41_S49_S104_S115_S116_the_numbers) {
+  static const uint8_t streams[] = {0, 3, 0, 0, 4, 0}, headers[] = {0, 6, 0, 0, 0x40, 0};
+  const kvrelay_grpc_server_config cfg = kvrelay_grpc_server_config_default();
+  const kvrelay_relay_config relay = kvrelay_relay_config_default();
+  cr_expect_eq(cfg.max_concurrent_streams, 1024);
+  cr_expect_eq(relay.max_catalog_subscribers + relay.max_pool_streams +
+                   relay.max_readiness_subscribers + relay.max_load_subscribers,
+               256);
+  cr_expect_eq(cfg.keepalive_interval_ns, 20000 * MS);
+  cr_expect_eq(cfg.keepalive_timeout_ns, 10000 * MS);
+  cr_expect_eq(cfg.peer_ping_interval_ns, 10000 * MS);
+  cr_expect_eq(cfg.idle_timeout_ns, 300000 * MS);
+  cr_expect_eq(cfg.handshake_timeout_ns, 10000 * MS);
+  cr_expect_eq(cfg.max_connections, 1024);
+  cr_expect_eq(cfg.max_connections_per_peer, 256);
+  cr_expect_eq(cfg.max_request_bytes, 65536);
+  start_greeted();
+  raw_frame f;
+  for (int i = 0; i < 50 && !raw_next(&raw, &f); i++)
+    server->run_once(server, 5 * MS);
+  cr_assert_eq(f.type, RAW_SETTINGS);
+  cr_expect_not_null(memmem(f.payload, f.len, streams, sizeof streams));
+  cr_expect_not_null(memmem(f.payload, f.len, headers, sizeof headers));
+  finish();
+}
+
 /* ---- what is not HTTP/2, and what breaks it ---- */
 
 Test(grpc_wire, S28_the_likely_mistake_is_logged) {
@@ -863,7 +1039,7 @@ static size_t speak_raw(kvrelay_transport *tcp, size_t cut, uint8_t *answer, siz
   return got;
 }
 
-Test(grpc_wire, section_12_one_listener_for_both_transports) {
+Test(grpc_wire, B12_one_listener_for_both_transports) {
   kvrelay_grpc_server_config cfg = config();
   kvrelay_tcp_server_config tcp_cfg = kvrelay_tcp_server_config_default();
   kvrelay_transport *tcp;
@@ -942,7 +1118,7 @@ static void expect_goaway(uint32_t code) {
   cr_expect(raw.eof);
 }
 
-Test(grpc_wire, more_of_a_request_after_its_end) {
+Test(grpc_wire, S12_more_of_a_request_after_its_end) {
   for (int how = 0; how < 6; how++) {
     start_greeted();
     raw_send_request(&raw, 1, TOY "Echo", "", "x", 1);

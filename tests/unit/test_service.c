@@ -32,7 +32,7 @@ Test(service, T1_info) {
   bare_close(&b);
 }
 
-Test(service, methods_that_are_not_there) {
+Test(service, S1_S3_methods_that_are_not_there) {
   static const char *const paths[] = {"/dynamo.kvrelay.v1.KvEventRelay/SubscribeServingLoad",
                                       "/dynamo.kvrelay.v1.KvEventRelay/getrelayinfo",
                                       "/dynamo.kvrelay.v1.KvEventRelay/GetRelayInfo?x",
@@ -50,7 +50,7 @@ Test(service, methods_that_are_not_there) {
   bare_close(&b);
 }
 
-Test(service, X9_exactly_one_request_that_decodes) {
+Test(service, X9_S6_S7_exactly_one_request_that_decodes) {
   static const uint8_t bad_utf8[] = {0x0a, 2, 'a', 0xff};
   static const uint8_t marked[] = {0x0a, 2, 'a', 0xff, 0xfd, 0x07, 0x31, 0x52, 0x56, 0x4b};
   static const uint8_t cut[] = {0x0a, 9, 'a'};
@@ -133,7 +133,7 @@ Test(service, T4_one_stream_only) {
   bare_close(&b);
 }
 
-Test(service, H10_a_stalled_reader_stops_the_snapshot_after_few_chunks) {
+Test(service, H10_S63_a_stalled_reader_stops_the_snapshot_after_few_chunks) {
   const kvrelay_relay_config cfg = fx_config();
   bare b;
   bare_open(&b, &cfg, 0);
@@ -234,6 +234,35 @@ Test(service, every_frame_of_a_stream_is_canonical) {
   const kvrelay_relay_service_stats stats = kvrelay_relay_service_stats_get(b.service);
   cr_assert_eq(stats.messages, c->messages);
   bare_close(&b);
+}
+
+/* The last whole chunk of a snapshot of the default filter. */
+static size_t last_chunk(uint32_t chunk_buckets, size_t chunks, size_t payload) {
+  kvrelay_relay_config cfg = fx_config();
+  const kvrelay_relay_config usual = kvrelay_relay_config_default();
+  cfg.max_bucket_count = usual.max_bucket_count;
+  cfg.chunk_buckets = chunk_buckets != 0 ? chunk_buckets : usual.chunk_buckets;
+  bare b;
+  bare_open(&b, &cfg, 0);
+  fx_pool *pool = fx_publish(b.f, 1, UINT64_C(1) << 20);
+  const kvrelay_request q = fx_pool_request(pool);
+  const taken *c = ask_request(&b, 1, &q);
+  kvrelay_filter_update m;
+  assert_canonical(c, &m);
+  cr_expect_eq(m.kind, KVRELAY_UPDATE_SNAPSHOT_CHUNK);
+  cr_expect_eq(c->messages, chunks);
+  cr_expect_eq(m.payload_len, payload);
+  const size_t len = c->len;
+  bare_close(&b);
+  return len;
+}
+
+Test(service, S60_S63_chunks_of_the_default_filter) {
+  const size_t stock_limit = 4194304;
+  const size_t usual = last_chunk(0, 2, 2097216);
+  cr_expect(usual > 2097216 && usual <= 2097359 && usual < stock_limit, "%zu", usual);
+  const size_t as_upstream = last_chunk(524288, 1, 4194368);
+  cr_expect(as_upstream > stock_limit && as_upstream <= 4194511, "%zu", as_upstream);
 }
 
 Test(service, H8_subscribers_of_one_pool_get_one_payload) {
@@ -686,7 +715,7 @@ Test(client, calls_that_cannot_be_made_end_at_once) {
   lone_close(&l);
 }
 
-Test(client, C6_relay_info_has_a_limit_and_streams_have_none) {
+Test(client, C6_B10_8_relay_info_has_a_limit_and_streams_have_none) {
   lone l;
   lone_open(&l, NULL);
   lone_ready(&l);

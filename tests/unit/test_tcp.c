@@ -185,7 +185,7 @@ static void call_and_end(uint32_t number, const char *method, const char *reques
   cr_expect(!caller.call[number].wrong);
 }
 
-Test(tcp, unary) {
+Test(tcp, B10_2_unary) {
   start();
   call_and_end(1, "Echo", "hello");
   cr_expect_eq(caller.call[1].messages, 1);
@@ -203,7 +203,7 @@ Test(tcp, unary) {
   finish();
 }
 
-Test(tcp, streams_of_all_sizes) {
+Test(tcp, B11_12_streams_of_all_sizes) {
   static const struct {
     const char *request;
     int messages;
@@ -271,7 +271,7 @@ Test(tcp, silent_calls_are_admitted_and_woken) {
   finish();
 }
 
-Test(tcp, cancel_frees_at_once_and_tells_nothing_more) {
+Test(tcp, B10_3_cancel_frees_at_once_and_tells_nothing_more) {
   start();
   cr_assert_eq(call(1, "Count", "1000000 1000"), KVRELAY_TRANSPORT_OK);
   caller.cancel_at_message = 1;
@@ -290,7 +290,7 @@ Test(tcp, cancel_frees_at_once_and_tells_nothing_more) {
 }
 
 /* Section 10.4: a message while the credit is above 0, whatever its size. */
-Test(tcp, credit_bounds_a_stream_and_a_message_larger_than_it_goes_through) {
+Test(tcp, B10_4_credit_bounds_a_stream_and_a_message_larger_than_it_goes_through) {
   const kvrelay_tcp_server_config scfg = server_config();
   kvrelay_tcp_client_config ccfg = client_config();
   ccfg.stream_window_bytes = 1000;
@@ -305,7 +305,7 @@ Test(tcp, credit_bounds_a_stream_and_a_message_larger_than_it_goes_through) {
 }
 
 /* Section 10.7. */
-Test(tcp, more_streams_than_allowed) {
+Test(tcp, B10_7_more_streams_than_allowed) {
   kvrelay_tcp_server_config scfg = server_config();
   const kvrelay_tcp_client_config ccfg = client_config();
   scfg.max_streams = 2;
@@ -322,7 +322,7 @@ Test(tcp, more_streams_than_allowed) {
   finish();
 }
 
-Test(tcp, message_above_the_client_s_limit) {
+Test(tcp, B11_2_message_above_the_client_s_limit) {
   const kvrelay_tcp_server_config scfg = server_config();
   kvrelay_tcp_client_config ccfg = client_config();
   ccfg.max_message_bytes = 65536;
@@ -340,7 +340,7 @@ Test(tcp, message_above_the_client_s_limit) {
   finish();
 }
 
-Test(tcp, server_stops_in_order) {
+Test(tcp, B11_9_server_stops_in_order) {
   start();
   cr_assert_eq(call(1, "Silent", ""), KVRELAY_TRANSPORT_OK);
   RUN_UNTIL(caller.call[1].admitted == 1);
@@ -468,7 +468,7 @@ static void start_by_hand(void) {
 
 #define SERVER_HELLO "4b565246010100040000010000000000"
 /* Section 13.1, with the toy's Echo. */
-Test(tcp_wire, frames_of_a_unary_call) {
+Test(tcp_wire, B13_1_frames_of_a_unary_call) {
   start_by_hand();
   hand_send(hello);
   EXPECT_GOT(SERVER_HELLO);
@@ -483,7 +483,7 @@ Test(tcp_wire, frames_of_a_unary_call) {
   finish();
 }
 
-Test(tcp_wire, every_split_of_the_input) {
+Test(tcp_wire, B9_every_split_of_the_input) {
   static const char whole[] = "4b565246010100000000800000008000"
                               "060000000100000001000100616263646566"
                               "080000000000000007000000"
@@ -507,7 +507,7 @@ Test(tcp_wire, every_split_of_the_input) {
   finish();
 }
 
-Test(tcp_wire, preface_errors) {
+Test(tcp_wire, B8_preface_errors) {
   static const struct {
     const char *bytes, *answer, *log;
   } cases[] = {
@@ -548,7 +548,7 @@ Test(tcp_wire, preface_errors) {
   finish();
 }
 
-Test(tcp_wire, protocol_errors_are_goaway_2) {
+Test(tcp_wire, B9_B11_7_protocol_errors_are_goaway_2) {
   static const char *const cases[] = {
       "000000000100000000000000",                 /* type 0 */
       "00000000010000000a000000",                 /* type 10 */
@@ -582,7 +582,7 @@ Test(tcp_wire, protocol_errors_are_goaway_2) {
   finish();
 }
 
-Test(tcp_wire, pings_are_answered_and_too_many_are_not) {
+Test(tcp_wire, B11_6_pings_are_answered_and_too_many_are_not) {
   start_by_hand();
   hand_send(hello);
   EXPECT_GOT(SERVER_HELLO);
@@ -598,7 +598,7 @@ Test(tcp_wire, pings_are_answered_and_too_many_are_not) {
 }
 
 /* A PONG goes ahead of queued messages, but never into one. */
-Test(tcp_wire, pong_overtakes_what_waits) {
+Test(tcp_wire, B11_5_pong_overtakes_what_waits) {
   start_by_hand();
   hand_send(hello);
   hand_send("0d000000010000000100020031303030303030302031303030");
@@ -629,8 +629,28 @@ Test(tcp_wire, pong_overtakes_what_waits) {
   finish();
 }
 
+/* Any credit, and nobody reads: what is not sent is bounded, and nothing more is produced. */
+Test(tcp_wire, B11_4_unsent_output_is_bounded) {
+  start_by_hand();
+  const int small = 4096;
+  cr_assert_eq(setsockopt(by_hand, SOL_SOCKET, SO_RCVBUF, &small, sizeof small), 0);
+  hand_send("4b5652460101000000008000ffffff7f");
+  for (unsigned stream = 1; stream < 9; stream++) { /* Count "1000 100000" */
+    char request[64];
+    snprintf(request, sizeof request, "0b000000%02x000000010002003130303020313030303030", stream);
+    hand_send(request);
+  }
+  run_ms(200);
+  const long before = toy.toy.pulled;
+  cr_expect(before > 10 && before < 80, "%ld messages of 100 kB, 8 000 are wanted", before);
+  run_ms(50);
+  cr_expect_eq(toy.toy.pulled, before);
+  close(by_hand);
+  finish();
+}
+
 /* Section 10.6: lack of credit on one stream delays no other. */
-Test(tcp_wire, a_slow_reader_stalls_only_its_stream) {
+Test(tcp_wire, B10_6_a_slow_reader_stalls_only_its_stream) {
   start_by_hand();
   hand_send("4b565246010100000000800064000000"); /* 100 bytes of credit */
   EXPECT_GOT(SERVER_HELLO);
@@ -655,7 +675,7 @@ Test(tcp_wire, a_slow_reader_stalls_only_its_stream) {
   finish();
 }
 
-Test(tcp_wire, keepalive_idle_and_preface_timeouts) {
+Test(tcp_wire, B11_5_B11_11_keepalive_idle_and_preface_timeouts) {
   kvrelay_tcp_server_config cfg = server_config();
   cfg.preface_timeout_ns = 30 * MS;
   cfg.keepalive_interval_ns = 30 * MS;
@@ -691,7 +711,7 @@ Test(tcp_wire, keepalive_idle_and_preface_timeouts) {
   finish();
 }
 
-Test(tcp_wire, requests_after_goaway_are_refused) {
+Test(tcp_wire, B11_9_requests_after_goaway_are_refused) {
   start_by_hand();
   hand_send(hello);
   hand_send("000000000100000001000500"); /* Silent */
@@ -722,7 +742,7 @@ Test(tcp_wire, requests_after_goaway_are_refused) {
   finish();
 }
 
-Test(tcp_wire, s115_limits_of_connections) {
+Test(tcp_wire, S115_limits_of_connections) {
   kvrelay_tcp_server_config cfg = server_config();
   cfg.max_connections_per_peer = 3;
   start_server(&cfg);
@@ -777,7 +797,7 @@ static void greet_and_call(void) {
   EXPECT_GOT("0200000001000000010005006162");
 }
 
-Test(tcp_wire, client_ends_calls_when_the_connection_does) {
+Test(tcp_wire, B11_8_B11_10_client_ends_calls_when_the_connection_does) {
   start_against_hand();
   greet_and_call();
   hand_send("000000000100000002000000"
