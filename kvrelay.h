@@ -435,6 +435,9 @@ typedef struct kvrelay_status {
   int32_t grpc;                       /* enum kvrelay_grpc_status */
   int32_t reason;                     /* enum kvrelay_reason; NONE = no reason given */
   char text[KVRELAY_STATUS_TEXT_CAP]; /* for people, terminated, UTF-8 */
+  uint64_t retry_ns; /* of an end that came from a peer: how long after it the peer wants to be
+                        called again, KVRELAY_TIME_NONE = not on this connection; 0 = it did not say
+                      */
 } kvrelay_status;
 
 /* What a validator found. */
@@ -5096,6 +5099,11 @@ static uint64_t kvrelay_consumer_random_(kvrelay_consumer *c) {
   return z ^ z >> 31;
 }
 
+static void kvrelay_consumer_retry_in_(kvrelay_consumer_stream_ *s, uint64_t delay,
+                                       uint64_t now_ns) {
+  s->retry_ns = delay < KVRELAY_TIME_NONE - 1 - now_ns ? now_ns + delay : KVRELAY_TIME_NONE - 1;
+}
+
 /* Sets the next attempt of a stream whose call is over: half of the doubled delay for sure, the
  * other half by chance. */
 static void kvrelay_consumer_backoff_(kvrelay_consumer *c, kvrelay_consumer_stream_ *s,
@@ -5108,7 +5116,7 @@ static void kvrelay_consumer_backoff_(kvrelay_consumer *c, kvrelay_consumer_stre
   if (delay < most)
     s->failures++;
   delay = delay / 2 + kvrelay_consumer_random_(c) % (delay - delay / 2 + 1);
-  s->retry_ns = delay < KVRELAY_TIME_NONE - 1 - now_ns ? now_ns + delay : KVRELAY_TIME_NONE - 1;
+  kvrelay_consumer_retry_in_(s, delay, now_ns);
 }
 
 /* The call of a stream is over; one that lived long enough starts over with the short delay. */
@@ -6296,6 +6304,10 @@ KVRELAY_API int kvrelay_consumer_feed_end(kvrelay_consumer *c, uint32_t call,
   if (policy == KVRELAY_THEN_RETRY_LATE_)
     s->failures = 64; /* more doublings than a number of nanoseconds takes */
   kvrelay_consumer_backoff_(c, s, now_ns);
+  if (status->retry_ns == KVRELAY_TIME_NONE)
+    policy = KVRELAY_THEN_BAR_;
+  else if (status->retry_ns != 0)
+    kvrelay_consumer_retry_in_(s, status->retry_ns, now_ns);
   if (slot != KVRELAY_NO_SLOT_) {
     kvrelay_slot_end_(c, slot, policy, status, now_ns);
     return KVRELAY_OK;

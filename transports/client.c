@@ -86,7 +86,7 @@ static void do_call(kvrelay_client *cl, const kvrelay_action *a, uint64_t now_ns
   }
   if (!err)
     return;
-  kvrelay_status status = {KVRELAY_GRPC_UNAVAILABLE, KVRELAY_REASON_NONE, ""};
+  kvrelay_status status = {.grpc = KVRELAY_GRPC_UNAVAILABLE};
   const char *text = kvrelay_transport_strerror(err);
   memcpy(status.text, text, strlen(text) + 1);
   (void)kvrelay_consumer_feed_end(cl->cfg.consumer, a->call, &status, now_ns);
@@ -289,8 +289,8 @@ static void carry_out(kvrelay_client *cl, const kvrelay_action *a, uint64_t now_
 static void expire_info(kvrelay_client *cl, uint64_t now_ns) {
   if (now_ns < cl->info_until_ns || cl->info_until_ns == KVRELAY_TIME_NONE)
     return;
-  const kvrelay_status status = {KVRELAY_GRPC_DEADLINE_EXCEEDED, KVRELAY_REASON_NONE,
-                                 "no answer in time"};
+  const kvrelay_status status = {.grpc = KVRELAY_GRPC_DEADLINE_EXCEEDED,
+                                 .text = "no answer in time"};
   cl->transport->cancel(cl->transport, cl->info_call);
   client_end(&cl->base, cl->info_call, &status, now_ns);
 }

@@ -44,6 +44,7 @@ const char *kvrelay_transport_strerror(int err) {
 int kvrelay_refuse(kvrelay_status *status, int32_t grpc, const char *text) {
   status->grpc = grpc;
   status->reason = KVRELAY_REASON_NONE;
+  status->retry_ns = 0;
   snprintf(status->text, sizeof status->text, "%s", text);
   return KVRELAY_ERR_REFUSED;
 }

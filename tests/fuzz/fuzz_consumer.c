@@ -583,7 +583,7 @@ static void check_query(world *w) {
 
 static void op_end(world *w) {
   call *k = &w->calls[fuzz_below(&w->in, CALLS)];
-  kvrelay_status status = {fuzz_byte(&w->in) % 20 - 1, fuzz_byte(&w->in) % 14, "over"};
+  kvrelay_status status = {fuzz_byte(&w->in) % 20 - 1, fuzz_byte(&w->in) % 14, "over", 0};
   const uint32_t id = k->id ? k->id : (uint32_t)fuzz_number(&w->in, 2);
   const bool ours = find(w, id) != NULL;
   forget(find(w, id));

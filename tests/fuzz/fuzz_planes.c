@@ -163,7 +163,7 @@ static void check_pools(const asker *a) {
 }
 
 static void operate(asker *a, fuzz_input *in) {
-  static const kvrelay_status over = {KVRELAY_GRPC_UNAVAILABLE, KVRELAY_REASON_NONE, ""};
+  static const kvrelay_status over = {.grpc = KVRELAY_GRPC_UNAVAILABLE};
   const uint8_t op = fuzz_byte(in) % 8;
   uint32_t *const calls[] = {&a->readiness, &a->load, &a->watch};
   size_t len;

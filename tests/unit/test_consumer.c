@@ -967,6 +967,52 @@ Test(consumer, C5_catalog_retries_follow_the_reason) {
   }
 }
 
+/* A peer that says when it wants to be called again is called then, not earlier and not later. */
+Test(consumer, C11_a_pushback_takes_the_place_of_the_backoff) {
+  static const uint64_t waits[] = {1, 10 * MS, 90 * SECOND};
+  for (size_t i = 0; i < sizeof waits / sizeof *waits; i++) {
+    const kvrelay_descriptor pool = kit_pool(1);
+    kvrelay_status status = kit_status(KVRELAY_GRPC_UNAVAILABLE, KVRELAY_REASON_NONE);
+    kit k;
+    status.retry_ns = waits[i];
+    kit_open(&k);
+    kit_feed_pools(&k, 1, &pool, 1);
+    const size_t opened = k.opened;
+    cr_assert_eq(kvrelay_consumer_feed_end(&k.c, k.calls[0], &status, k.now), KVRELAY_OK);
+    cr_assert_eq(kit_view(&k, 0).retry_ns, k.now + waits[i]);
+    kit_run(&k);
+    cr_assert_eq(kit_sleep(&k), waits[i]);
+    cr_assert_eq(k.opened, opened + 1);
+    cr_assert_eq(kvrelay_consumer_feed_end(&k.c, k.watch, &status, k.now), KVRELAY_OK);
+    kit_run(&k);
+    cr_assert_eq(kit_sleep(&k), waits[i]);
+    cr_assert_eq(k.watches, 2);
+    kit_close(&k);
+  }
+}
+
+Test(consumer, C11_who_is_not_to_call_again_waits_for_a_new_connection) {
+  const kvrelay_descriptor pool = kit_pool(1);
+  kvrelay_status status = kit_status(KVRELAY_GRPC_UNAVAILABLE, KVRELAY_REASON_NONE);
+  kit k;
+  status.retry_ns = KVRELAY_TIME_NONE;
+  kit_open(&k);
+  kit_feed_pools(&k, 1, &pool, 1);
+  const size_t opened = k.opened;
+  cr_assert_eq(kvrelay_consumer_feed_end(&k.c, k.calls[0], &status, k.now), KVRELAY_OK);
+  kit_run(&k);
+  cr_assert_eq(kit_view(&k, 0).state, KVRELAY_REPLICA_QUARANTINED);
+  cr_assert_eq(kvrelay_consumer_feed_end(&k.c, k.watch, &status, k.now), KVRELAY_OK);
+  k.now += 3600 * SECOND;
+  kit_run(&k);
+  cr_assert_eq(k.opened, opened);
+  kvrelay_consumer_disconnected(&k.c, k.now);
+  kit_run(&k);
+  kit_connect(&k);
+  cr_assert_eq(k.watches, 2);
+  kit_close(&k);
+}
+
 Test(consumer, info_is_asked_until_it_is_there) {
   const kvrelay_relay_info info = {kit_envelope()};
   kit k;

@@ -26,7 +26,8 @@ static kvrelay_frame feed_bytes(bool from_client, const uint8_t *bytes, size_t l
 static uint8_t body[65536];
 
 Test(framing, an_end_says_what_its_status_said) {
-  kvrelay_status status = {KVRELAY_GRPC_FAILED_PRECONDITION, KVRELAY_REASON_PRODUCER_CHANGED, ""},
+  kvrelay_status status = {.grpc = KVRELAY_GRPC_FAILED_PRECONDITION,
+                           .reason = KVRELAY_REASON_PRODUCER_CHANGED},
                  got;
   uint8_t out[KVRELAY_RAW_SMALL_CAP];
   for (size_t n = 0; n < sizeof status.text; n++) {

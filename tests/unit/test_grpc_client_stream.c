@@ -206,16 +206,31 @@ Test(grpc_client_stream, S9_metadata_of_an_answer) {
   finish_scripted();
 }
 
-Test(grpc_client_stream, C11_a_pushback_is_told_before_the_end) {
+Test(grpc_client_stream, C11_a_pushback_is_part_of_the_end) {
+  static const struct {
+    const char *line;
+    uint64_t retry_ns;
+  } cases[] = {{"", 0},
+               {"grpc-retry-pushback-ms: 1500\n", 1500 * MS},
+               {"grpc-retry-pushback-ms: 0\n", 1},
+               {"grpc-retry-pushback-ms: 999999999\n", 999999999 * MS},
+               {"grpc-retry-pushback-ms: 9999999999\n", KVRELAY_TIME_NONE},
+               {"grpc-retry-pushback-ms: -1\n", KVRELAY_TIME_NONE},
+               {"grpc-retry-pushback-ms: soon\n", KVRELAY_TIME_NONE},
+               {"grpc-retry-pushback-ms: \n", KVRELAY_TIME_NONE}};
   scripted();
   ready();
-  open_call(1, "/x/Y");
-  expect_frame(RAW_HEADERS);
-  raw_send_headers(&peer, NGHTTP2_FLAG_END_STREAM, 1,
-                   ANSWER_WITH("grpc-status: 14\ngrpc-retry-pushback-ms: 1500\n"));
-  RUN_UNTIL(caller.call[1].ends == 1);
-  cr_expect_str_eq(said, "1 T 0/0 grpc-retry-pushback-ms=1500\n");
-  cr_expect_eq(caller.call[1].status.grpc, KVRELAY_GRPC_UNAVAILABLE);
+  for (uint32_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    char lines[256];
+    snprintf(lines, sizeof lines, ANSWER_WITH("grpc-status: 14\n%s"), cases[i].line);
+    open_call(i + 1, "/x/Y");
+    expect_frame(RAW_HEADERS);
+    raw_send_headers(&peer, NGHTTP2_FLAG_END_STREAM, 2 * i + 1, lines);
+    RUN_UNTIL(caller.call[i + 1].ends == 1);
+    cr_expect_eq(caller.call[i + 1].status.grpc, KVRELAY_GRPC_UNAVAILABLE);
+    cr_expect_eq(caller.call[i + 1].status.retry_ns, cases[i].retry_ns, "%s", cases[i].line);
+  }
+  cr_expect_str_eq(said, "");
   finish_scripted();
 }
 

@@ -685,7 +685,7 @@ Test(client, two_relays_on_one_connection) {
   lone_ready(&l);
   const uint64_t messages = kvrelay_client_stats_get(l.client).messages;
   l.caller->message(l.caller, old + 100000, bytes, (size_t)len, l.now);
-  const kvrelay_status status = {KVRELAY_GRPC_OK, 0, ""};
+  const kvrelay_status status = {.grpc = KVRELAY_GRPC_OK};
   l.caller->end(l.caller, old + 100000, &status, l.now);
   cr_assert_eq(kvrelay_client_stats_get(l.client).messages, messages);
   lone_info(&l, &envelope);
@@ -734,7 +734,7 @@ Test(client, C6_B10_8_relay_info_has_a_limit_and_streams_have_none) {
   cr_assert_eq(kvrelay_client_run(l.client, l.now), KVRELAY_TRANSPORT_OK);
   cr_assert_neq(l.t.last[KVRELAY_METHOD_GET_RELAY_INFO], first);
   lone_info(&l, &envelope);
-  const kvrelay_status status = {KVRELAY_GRPC_OK, 0, ""};
+  const kvrelay_status status = {.grpc = KVRELAY_GRPC_OK};
   l.caller->end(l.caller, l.t.last[KVRELAY_METHOD_GET_RELAY_INFO], &status, l.now);
   const uint32_t second = l.t.last[KVRELAY_METHOD_GET_RELAY_INFO];
   l.now += 100 * SECOND;
@@ -751,7 +751,7 @@ Test(client, C14_the_end_of_a_stream_with_ok_is_followed_by_another) {
   lone_ready(&l);
   lone_info(&l, &envelope);
   const uint32_t first = l.t.last[KVRELAY_METHOD_WATCH_CATALOG];
-  const kvrelay_status status = {KVRELAY_GRPC_OK, 0, ""};
+  const kvrelay_status status = {.grpc = KVRELAY_GRPC_OK};
   l.caller->end(l.caller, first, &status, l.now);
   l.now += 2 * SECOND;
   cr_assert_eq(kvrelay_client_run(l.client, l.now), KVRELAY_TRANSPORT_OK);

@@ -67,8 +67,7 @@ int64_t kvrelay_grpc_client_peer_not_after(const kvrelay_client_transport *clien
 
 /* What such a call reports besides; `self` is the client's caller. */
 typedef struct kvrelay_grpc_call_events {
-  /* Metadata of the answer ("grpc-retry-pushback-ms" too: how long not to call again, below 0 for
-   * good), valid during the call: with `trailing` false before `admitted`, with
+  /* Metadata of the answer, valid during the call: with `trailing` false before `admitted`, with
    * true before `end`; not when it is empty.  A list that is too long or does not decode ends the
    * call with RESOURCE_EXHAUSTED or INTERNAL.  NULL: it is of no interest. */
   void (*metadata)(kvrelay_caller *self, uint32_t call, bool trailing,

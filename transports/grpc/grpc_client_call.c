@@ -198,6 +198,15 @@ static int decimal(nghttp2_vec text) {
   return value;
 }
 
+/* As kvrelay_status has it.  What is no number of milliseconds, one below 0 included, means that
+ * the call is not to be made again. */
+static uint64_t pushback(nghttp2_vec text) {
+  const int ms = decimal(text);
+  if (ms < 0)
+    return KVRELAY_TIME_NONE;
+  return ms == 0 ? 1 : (uint64_t)ms * 1000000u;
+}
+
 static int on_header(nghttp2_session *session, const nghttp2_frame *frame, nghttp2_rcbuf *name_,
                      nghttp2_rcbuf *value_, uint8_t flags, void *client_) {
   client_call *c = frame->hd.type == NGHTTP2_HEADERS
@@ -226,6 +235,8 @@ static int on_header(nghttp2_session *session, const nghttp2_frame *frame, nghtt
     kvrelay_grpc_percent_decode(value.base, value.len, c->status.text, sizeof c->status.text);
   } else if (is(name, "kv-relay-error-reason")) {
     c->status.reason = kvrelay_reason_from_name(value.base, value.len);
+  } else if (is(name, "grpc-retry-pushback-ms")) {
+    c->status.retry_ns = pushback(value);
   } else if (c->events != NULL && c->events->metadata != NULL &&
              c->metadata_err == KVRELAY_TRANSPORT_OK) {
     c->metadata_err =

@@ -181,7 +181,7 @@ static int receive_binary(kvrelay_grpc_metadata *m, const uint8_t *name, size_t 
 int kvrelay_grpc_metadata_receive(kvrelay_grpc_metadata *m, const uint8_t *name, size_t name_len,
                                   const uint8_t *value, size_t value_len) {
   uint8_t *to;
-  if (reserved(name, name_len) && !is(name, name_len, "grpc-retry-pushback-ms"))
+  if (reserved(name, name_len))
     return KVRELAY_TRANSPORT_OK;
   if (!binary(name, name_len)) {
     const int err = append(m, name, name_len, value_len, &to);

@@ -31,8 +31,7 @@ void kvrelay_grpc_metadata_free(kvrelay_grpc_metadata *m);
 int kvrelay_grpc_metadata_add(kvrelay_grpc_metadata *m, const char *name, const void *value,
                               size_t len);
 /*
- * Takes in a header that was received.  Names that gRPC or HTTP keeps for itself are left out, but
- * for "grpc-retry-pushback-ms", which is for whoever calls again.  The
+ * Takes in a header that was received.  Names that gRPC or HTTP keeps for itself are left out.  The
  * value of a "-bin" name is decoded, with or without padding; one with commas becomes several.
  * KVRELAY_TRANSPORT_OK, or _ERR_PROTOCOL (not base64), _ERR_LIMIT, _ERR_MEMORY; then the list may
  * hold a part of it.

@@ -293,8 +293,7 @@ static void drop_connection(kvrelay_mem *m, bool told) {
     const uint32_t number = c->number;
     stop_serving(m, c);
     free_call(m, c);
-    const kvrelay_status status = {KVRELAY_GRPC_UNAVAILABLE, KVRELAY_REASON_NONE,
-                                   "connection lost"};
+    const kvrelay_status status = {.grpc = KVRELAY_GRPC_UNAVAILABLE, .text = "connection lost"};
     if (told && number)
       m->caller->end(m->caller, number, &status, now(m));
   }
