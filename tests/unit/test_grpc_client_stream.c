@@ -287,25 +287,27 @@ Test(grpc_client_stream, C6_a_time_limit_is_told_and_kept) {
 }
 
 Test(grpc_client_stream, C6_many_limits_end_in_their_order) {
-  uint64_t ended[21];
+  uint64_t earliest[21], latest[21], ended[21] = {0}; /* earliest, latest: the limit lies between */
   start();
-  for (uint32_t i = 1; i <= 20; i++)
-    cr_assert_eq(start_call(i, TOY "Chat", NULL, (uint64_t)(i * 7 % 20 + 1) * 10 * MS),
-                 KVRELAY_TRANSPORT_OK);
+  for (uint32_t i = 1; i <= 20; i++) {
+    const uint64_t timeout = (uint64_t)(i * 7 % 20 + 1) * 10 * MS;
+    earliest[i] = client->base.now_ns(&client->base) + timeout;
+    cr_assert_eq(start_call(i, TOY "Chat", NULL, timeout), KVRELAY_TRANSPORT_OK);
+    latest[i] = client->base.now_ns(&client->base) + timeout;
+  }
   client->cancel(client, 20); /* the first of all */
-  for (uint32_t i = 1; i <= 20; i++)
-    ended[i] = 0;
   for (int left = 19; left > 0;) {
     client->base.run_once(&client->base, 5 * MS);
+    const uint64_t now = client->base.now_ns(&client->base);
     for (uint32_t i = 1; i <= 20; i++)
       if (caller.call[i].ends == 1 && ended[i] == 0) {
-        ended[i] = client->base.now_ns(&client->base);
+        ended[i] = now;
         left--;
       }
   }
   for (uint32_t i = 1; i < 20; i++)
     for (uint32_t j = 1; j < 20; j++)
-      if (i * 7 % 20 < j * 7 % 20)
+      if (latest[i] < earliest[j])
         cr_expect_leq(ended[i], ended[j]);
   cr_expect_eq(caller.call[20].ends, 0);
   RUN_UNTIL(toy.open_now == 0);
