@@ -126,7 +126,7 @@ static void run_ms(uint64_t ms) {
 /* Runs until the condition holds, at most 5 s. */
 #define RUN_UNTIL(CONDITION)                                                                       \
   do {                                                                                             \
-    const uint64_t until_ = kvrelay_now_ns() + 5000 * MS;                                          \
+    const uint64_t until_ = kvrelay_now_ns() + 30000 * MS;                                         \
     bool met_;                                                                                     \
     while (!(met_ = (CONDITION)) && kvrelay_now_ns() < until_)                                     \
       turn();                                                                                      \
