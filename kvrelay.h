@@ -1021,6 +1021,22 @@ typedef struct kvrelay_plane_view {
   uint64_t observed_ms, window_ms; /* as the relay said; load only */
 } kvrelay_plane_view;
 
+/* What may be concluded from a plane, the filters of one pool being a plane of their own. */
+enum kvrelay_plane_state {
+  KVRELAY_PLANE_UNKNOWN = 0, /* nothing: not asked for, or no answer yet, or its stream is over */
+  KVRELAY_PLANE_ASSEMBLING,  /* of a snapshot only a part is there: nothing, either */
+  KVRELAY_PLANE_LIVE,
+  KVRELAY_PLANE_STALE,      /* what it said last; it is silent for too long, and a catalog's stream,
+                               which may be silent, is over */
+  KVRELAY_PLANE_QUARANTINED /* nothing, and it is not asked for again: not on this connection, or,
+                               of a pool, not before it changes */
+};
+typedef struct kvrelay_plane_condition {
+  int32_t state;     /* enum kvrelay_plane_state */
+  uint64_t age_ns;   /* since its last message, KVRELAY_TIME_NONE before the first */
+  uint64_t retry_ns; /* when it is asked for again, KVRELAY_TIME_NONE = that is not due */
+} kvrelay_plane_condition;
+
 /* One entry of readiness, or of load; lent until the next non-const call. */
 typedef struct kvrelay_entry_view {
   const kvrelay_topology_entry *entry;
@@ -1181,6 +1197,15 @@ KVRELAY_API bool kvrelay_consumer_catalog(const kvrelay_consumer *c, uint64_t *r
 /* Pool i of the catalog in force, 0 .. pools - 1. */
 KVRELAY_API KVRELAY_MUST_USE int kvrelay_consumer_pool_get(const kvrelay_consumer *c, uint32_t i,
                                                            uint64_t now_ns, kvrelay_pool_view *out);
+
+/*
+ * The condition of a plane: of KVRELAY_METHOD_WATCH_CATALOG, _SUBSCRIBE_READINESS, _SUBSCRIBE_LOAD,
+ * or of _SUBSCRIBE_POOL for pool i of the catalog in force.  KVRELAY_OK, or KVRELAY_ERR_NOT_FOUND
+ * (no such plane, no such pool).
+ */
+KVRELAY_API KVRELAY_MUST_USE int kvrelay_consumer_plane(const kvrelay_consumer *c, int32_t method,
+                                                        uint32_t i, uint64_t now_ns,
+                                                        kvrelay_plane_condition *out);
 
 /* The readiness image in force, and the last load window; false while the plane is void. */
 KVRELAY_API bool kvrelay_consumer_readiness(const kvrelay_consumer *c, uint64_t now_ns,
@@ -1951,6 +1976,7 @@ struct kvrelay_consumer {
   void *spent_; /* replica memory to be given back, linked through its first bytes */
   uint64_t deadline_ns_;
   uint64_t jitter_;
+  uint64_t catalog_ns_; /* when the last one came */
   uint32_t slots_used_, slot_free_;
   uint32_t cursor_; /* slots before it have nothing to do before deadline_ns_ */
   uint32_t events_first_, events_len_;
@@ -5855,8 +5881,10 @@ KVRELAY_API int kvrelay_consumer_feed_catalog(kvrelay_consumer *c, uint32_t call
     trouble = kvrelay_copy_make_(c, next, m, &verdict);
   if (trouble != NULL)
     kvrelay_plane_refuse_(c, KVRELAY_PLANE_WATCH_, &verdict, trouble, now_ns);
-  else
+  else {
     kvrelay_catalog_install_(c, next);
+    c->catalog_ns_ = now_ns;
+  }
   return KVRELAY_OK;
 }
 
@@ -6524,6 +6552,57 @@ KVRELAY_API int kvrelay_consumer_pool_get(const kvrelay_consumer *c, uint32_t i,
           : KVRELAY_TIME_NONE;
   out->words = ckf_replica_words(&p->replica);
   out->serving = kvrelay_serving_view_(c, i, NULL, now_ns);
+  return KVRELAY_OK;
+}
+
+static void kvrelay_pool_condition_(const kvrelay_pool_view *v, uint64_t now_ns,
+                                    kvrelay_plane_condition *out) {
+  static const int32_t states[] = {KVRELAY_PLANE_UNKNOWN, KVRELAY_PLANE_UNKNOWN,
+                                   KVRELAY_PLANE_UNKNOWN, KVRELAY_PLANE_ASSEMBLING,
+                                   KVRELAY_PLANE_LIVE,    KVRELAY_PLANE_QUARANTINED};
+  out->state = v->stale ? KVRELAY_PLANE_STALE : states[v->state];
+  out->age_ns = kvrelay_age_(v->last_frame_ns, now_ns);
+  out->retry_ns = v->retry_ns;
+}
+
+KVRELAY_API int kvrelay_consumer_plane(const kvrelay_consumer *c, int32_t method, uint32_t i,
+                                       uint64_t now_ns, kvrelay_plane_condition *out) {
+  const kvrelay_consumer_stream_ *s;
+  kvrelay_plane_view image;
+  kvrelay_pool_view pool;
+  bool known;
+  if (method == KVRELAY_METHOD_SUBSCRIBE_POOL) {
+    const int rc = kvrelay_consumer_pool_get(c, i, now_ns, &pool);
+    if (rc == KVRELAY_OK)
+      kvrelay_pool_condition_(&pool, now_ns, out);
+    return rc;
+  }
+  switch (method) {
+  case KVRELAY_METHOD_WATCH_CATALOG:
+    s = &c->planes_[KVRELAY_PLANE_WATCH_];
+    known = c->in_force_;
+    image.age_ns = known ? kvrelay_age_(c->catalog_ns_, now_ns) : KVRELAY_TIME_NONE;
+    image.stale = !c->revision_seen_;
+    break;
+  case KVRELAY_METHOD_SUBSCRIBE_READINESS:
+    s = &c->planes_[KVRELAY_PLANE_READINESS_];
+    known = kvrelay_consumer_readiness(c, now_ns, &image);
+    break;
+  case KVRELAY_METHOD_SUBSCRIBE_LOAD:
+    s = &c->planes_[KVRELAY_PLANE_LOAD_];
+    known = kvrelay_consumer_load(c, now_ns, &image);
+    break;
+  default:
+    return KVRELAY_ERR_NOT_FOUND;
+  }
+  out->age_ns = image.age_ns;
+  out->retry_ns = c->connected_ && s->call == 0 ? s->retry_ns : KVRELAY_TIME_NONE;
+  if (known)
+    out->state = image.stale ? KVRELAY_PLANE_STALE : KVRELAY_PLANE_LIVE;
+  else
+    out->state = c->connected_ && s->call == 0 && s->retry_ns == KVRELAY_TIME_NONE
+                     ? KVRELAY_PLANE_QUARANTINED
+                     : KVRELAY_PLANE_UNKNOWN;
   return KVRELAY_OK;
 }
 

@@ -72,6 +72,41 @@ Test(consumer_filter, X3_chunk_sizes_do_not_matter) {
   kit_close(&k);
 }
 
+Test(consumer_filter, C18_a_pool_tells_its_condition) {
+  kvrelay_descriptor pools[2] = {kit_pool(1), kit_pool(2)};
+  kvrelay_plane_condition is;
+  kit k;
+#define EXPECT_POOL(POOL, STATE, AGE)                                                              \
+  do {                                                                                             \
+    cr_assert_eq(kvrelay_consumer_plane(&k.c, KVRELAY_METHOD_SUBSCRIBE_POOL, POOL, k.now, &is),    \
+                 KVRELAY_OK);                                                                      \
+    cr_assert_eq(is.state, KVRELAY_PLANE_##STATE, "state %d", is.state);                           \
+    cr_assert_eq(is.age_ns, (AGE), "age %lu", (unsigned long)is.age_ns);                           \
+  } while (0)
+  kit_open(&k);
+  pools[1].query_semantics.kv_block_size = 0;
+  kit_feed_pools(&k, 1, pools, 2);
+  EXPECT_POOL(0, UNKNOWN, KVRELAY_TIME_NONE);
+  EXPECT_POOL(1, QUARANTINED, KVRELAY_TIME_NONE);
+  const kvrelay_filter_update first = kit_chunk(
+      &pools[0], kit_zeros, 0, (uint32_t)pools[0].producer.ckf_format.bucket_count / 2, 0);
+  kit_feed(&k, 0, &first);
+  EXPECT_POOL(0, ASSEMBLING, 0);
+  k.now += SECOND;
+  kit_snapshot(&k, 0, &pools[0], kit_zeros, 0);
+  k.now += 3 * SECOND;
+  EXPECT_POOL(0, LIVE, 3 * SECOND);
+  k.now += 30 * SECOND;
+  EXPECT_POOL(0, STALE, 33 * SECOND);
+  kit_end(&k, k.calls[0], KVRELAY_GRPC_UNAVAILABLE, KVRELAY_REASON_NONE);
+  EXPECT_POOL(0, UNKNOWN, 33 * SECOND);
+  cr_assert(is.retry_ns > k.now && is.retry_ns <= k.now + 500 * MS);
+  cr_assert_eq(kvrelay_consumer_plane(&k.c, KVRELAY_METHOD_SUBSCRIBE_POOL, 2, k.now, &is),
+               KVRELAY_ERR_NOT_FOUND);
+  kit_close(&k);
+#undef EXPECT_POOL
+}
+
 Test(consumer_filter, deltas_move_the_replica_and_nothing_else) {
   kit k;
   const kvrelay_descriptor pool = open_one(&k);

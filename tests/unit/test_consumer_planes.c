@@ -484,6 +484,60 @@ Test(consumer_planes, stale_after_three_windows_of_their_length) {
   }
 }
 
+/* ---- conditions ---- */
+
+static kvrelay_plane_condition condition(const kit *k, int32_t method) {
+  kvrelay_plane_condition out;
+  cr_assert_eq(kvrelay_consumer_plane(&k->c, method, 0, k->now, &out), KVRELAY_OK);
+  return out;
+}
+
+#define EXPECT_PLANE(METHOD, STATE, AGE)                                                           \
+  do {                                                                                             \
+    const kvrelay_plane_condition is_ = condition(&k, KVRELAY_METHOD_##METHOD);                    \
+    cr_assert_eq(is_.state, KVRELAY_PLANE_##STATE, "state %d", is_.state);                         \
+    cr_assert_eq(is_.age_ns, (AGE), "age %lu", (unsigned long)is_.age_ns);                         \
+  } while (0)
+
+Test(consumer_planes, C18_every_plane_tells_its_condition) {
+  const uint64_t none = KVRELAY_TIME_NONE;
+  kvrelay_plane_condition got;
+  entry_of a;
+  kit k;
+  planes_open(&k);
+  EXPECT_PLANE(WATCH_CATALOG, UNKNOWN, none);
+  EXPECT_PLANE(SUBSCRIBE_READINESS, UNKNOWN, none);
+  EXPECT_PLANE(SUBSCRIBE_LOAD, UNKNOWN, none);
+  cr_assert_eq(kvrelay_consumer_plane(&k.c, KVRELAY_METHOD_SUBSCRIBE_POOL, 0, k.now, &got),
+               KVRELAY_ERR_NOT_FOUND);
+  cr_assert_eq(kvrelay_consumer_plane(&k.c, KVRELAY_METHOD_GET_RELAY_INFO, 0, k.now, &got),
+               KVRELAY_ERR_NOT_FOUND);
+  make_entry(&a, "n", "one", KVRELAY_READY_READY);
+  feed_image(&k, 1, &a.e, 1);
+  feed_window(&k, 1, NULL, 0);
+  kit_feed_pools(&k, 1, NULL, 0);
+  k.now += 2 * SECOND;
+  EXPECT_PLANE(WATCH_CATALOG, LIVE, 2 * SECOND);
+  EXPECT_PLANE(SUBSCRIBE_READINESS, LIVE, 2 * SECOND);
+  EXPECT_PLANE(SUBSCRIBE_LOAD, LIVE, 2 * SECOND);
+  k.now += 10 * SECOND;
+  EXPECT_PLANE(WATCH_CATALOG, LIVE, 12 * SECOND); /* silence is its nature */
+  EXPECT_PLANE(SUBSCRIBE_READINESS, LIVE, 12 * SECOND);
+  EXPECT_PLANE(SUBSCRIBE_LOAD, STALE, 12 * SECOND);
+  k.now += 30 * SECOND;
+  EXPECT_PLANE(SUBSCRIBE_READINESS, STALE, 42 * SECOND);
+  kit_end(&k, k.readiness, KVRELAY_GRPC_UNIMPLEMENTED, KVRELAY_REASON_NONE);
+  kit_end(&k, k.load, KVRELAY_GRPC_UNAVAILABLE, KVRELAY_REASON_NONE);
+  EXPECT_PLANE(SUBSCRIBE_READINESS, QUARANTINED, none);
+  EXPECT_PLANE(SUBSCRIBE_LOAD, UNKNOWN, none);
+  const uint64_t retry_ns = condition(&k, KVRELAY_METHOD_SUBSCRIBE_LOAD).retry_ns;
+  cr_assert(retry_ns >= k.now + 250 * MS && retry_ns <= k.now + 500 * MS);
+  kvrelay_consumer_disconnected(&k.c, k.now);
+  EXPECT_PLANE(WATCH_CATALOG, UNKNOWN, none);
+  EXPECT_PLANE(SUBSCRIBE_READINESS, UNKNOWN, none);
+  kit_close(&k);
+}
+
 /* ---- ends ---- */
 
 Test(consumer_planes, X6_ends_void_one_plane_and_it_comes_back) {
