@@ -79,6 +79,16 @@ int kvrelay_dial_target_proxy(kvrelay_dial_target *t, const char *proxy, const c
   return kvrelay_proxy_parse(proxy, &t->proxy);
 }
 
+int kvrelay_dial_target_name(const kvrelay_dial_target *t, const char *given,
+                             char out[KVRELAY_DIAL_NAME_CAP]) {
+  if (given == NULL && (t->host[0] == '\0' || t->address_count > 1))
+    return KVRELAY_TRANSPORT_ERR_ARG;
+  if (given != NULL && (given[0] == '\0' || strlen(given) >= KVRELAY_DIAL_NAME_CAP))
+    return KVRELAY_TRANSPORT_ERR_ARG;
+  snprintf(out, KVRELAY_DIAL_NAME_CAP, "%s", given != NULL ? given : t->host);
+  return KVRELAY_TRANSPORT_OK;
+}
+
 /* ---- the thread ---- */
 
 /* What it tells; the socket goes along as a descriptor, so that one nobody takes is closed. */

@@ -6,14 +6,15 @@
 #include "address.h"
 #include "proxy.h"
 
-#define KVRELAY_DIAL_MAX 8 /* addresses tried */
+#define KVRELAY_DIAL_MAX 8        /* addresses tried */
+#define KVRELAY_DIAL_NAME_CAP 256 /* room for a name */
 
 /* Whom to connect to; a name is resolved by each dial. */
 typedef struct kvrelay_dial_target {
   kvrelay_address address[KVRELAY_DIAL_MAX];
   int address_count; /* 0: `host` is a name */
   bool fixed;        /* the text was a list of addresses */
-  char host[256], port[8];
+  char host[KVRELAY_DIAL_NAME_CAP], port[8];
   char authority[272]; /* as HTTP calls it */
   kvrelay_proxy proxy; /* the way there; host "": straight */
 } kvrelay_dial_target;
@@ -30,6 +31,14 @@ int kvrelay_dial_target_parse(const char *text, kvrelay_dial_target *out);
  * `proxy` that is NULL or ""; or _ERR_ADDRESS, see kvrelay_proxy_parse.
  */
 int kvrelay_dial_target_proxy(kvrelay_dial_target *target, const char *proxy, const char *no_proxy);
+
+/*
+ * Whom the certificate of the target's server has to name: `given`, or the host when that is NULL.
+ * KVRELAY_TRANSPORT_OK, or _ERR_ARG: it is empty or too long, or there is no host to go by, for the
+ * target is a socket of this machine or a list of several addresses.
+ */
+int kvrelay_dial_target_name(const kvrelay_dial_target *target, const char *given,
+                             char out[KVRELAY_DIAL_NAME_CAP]);
 
 /*
  * Connects from a thread of its own, which resolves a name, gives each address a head start of 250

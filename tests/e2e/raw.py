@@ -7,18 +7,22 @@ import queue
 import resource
 import select
 import socket
+import ssl
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from support import certs  # noqa: E402
 from support.daemon import BIN, check, finish  # noqa: E402
 
 REQUEST, RESPONSE, MESSAGE, END, CANCEL, CREDIT, PING, PONG, GOAWAY = range(1, 10)
 ECHO, COUNT, REFUSE, ENDS, SILENT = range(1, 6)  # the toy service by the numbers of the contract's methods
 MAGIC = b"KVRF"
+PROTOCOL = "kvrelay-raw/1"
 PREFACE = struct.Struct("<4sBBHII")
 HEADER = struct.Struct("<IIBBH")
 WINDOW = 1 << 20
@@ -45,11 +49,12 @@ class Wire:
     def read(self, count, timeout):
         limit = time.monotonic() + timeout
         while len(self.bytes) < count:
-            if not select.select([self.sock], [], [], max(0, limit - time.monotonic()))[0]:
+            held = isinstance(self.sock, ssl.SSLSocket) and self.sock.pending() > 0
+            if not held and not select.select([self.sock], [], [], max(0, limit - time.monotonic()))[0]:
                 raise TimeoutError
             try:
                 more = self.sock.recv(1 << 20)
-            except ConnectionResetError:
+            except (ConnectionResetError, ssl.SSLError):
                 more = b""
             if not more:
                 return None
@@ -123,6 +128,8 @@ class Program:
 
 
 class Server(Program):
+    tls = None  # a context of ssl
+
     def __init__(self, *arguments):
         super().__init__("serve", *arguments)
         host, port = self.expect("listening ").split()[1].rsplit(":", 1)
@@ -133,7 +140,8 @@ class Server(Program):
         return [int(n) for n in self.expect("counts ").split()[1:]]
 
     def wire(self):
-        return Wire(socket.create_connection(self.address))
+        sock = socket.create_connection(self.address)
+        return Wire(self.tls.wrap_socket(sock, server_hostname="localhost") if self.tls else sock)
 
     def connect(self, initial_credit=WINDOW, max_frame=8 << 20):
         wire = self.wire()
@@ -385,13 +393,16 @@ def a_thousand():
 class Client(Program):
     """raw_echo as the client of a server that stands here."""
 
-    def __init__(self):
+    def __init__(self, *arguments, host="127.0.0.1", tls=None):
         self.listener = socket.create_server(("127.0.0.1", 0))
-        super().__init__("call", f"127.0.0.1:{self.listener.getsockname()[1]}")
+        self.tls = tls
+        super().__init__("call", f"{host}:{self.listener.getsockname()[1]}", *arguments)
 
     def accept(self, preface=(MAGIC, 1, 1, 9, 65536, 0)):
         self.listener.settimeout(5)
-        wire = Wire(self.listener.accept()[0])
+        sock = self.listener.accept()[0]
+        sock.settimeout(5)
+        wire = Wire(self.tls.wrap_socket(sock, server_side=True) if self.tls else sock)
         wire.preface = wire.read(16, 5)
         if preface:
             wire.put(PREFACE.pack(*preface))
@@ -525,7 +536,123 @@ def client_prefaces(client):
     check("B11.9: then it connects again", client.ready() is not None)
 
 
+# ---- over TLS ----
+
+
+folder = tempfile.TemporaryDirectory(prefix="kvrelay-raw-")
+
+
+def path(name):
+    return os.path.join(folder.name, name)
+
+
+def make_certs():
+    certs.make(folder.name, "ca", ca=True)
+    certs.make(folder.name, "other", ca=True)
+    certs.make(folder.name, "server", "ca", "IP:127.0.0.1,DNS:localhost")
+    certs.make(folder.name, "client", "ca", "URI:spiffe://example/router")
+    certs.make(folder.name, "stranger", "other", "URI:spiffe://example/router")
+
+
+def files(name):
+    return [f"cert={path(name + '.pem')}", f"key={path(name + '.key')}"]
+
+
+def context(side, name=None, protocols=(PROTOCOL,), ca="ca", version=ssl.TLSVersion.TLSv1_3):
+    """One side of ssl, which trusts `ca`: a server asks clients for certificates when it does."""
+    made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if side == "server" else ssl.PROTOCOL_TLS_CLIENT)
+    made.maximum_version = version
+    if name:
+        made.load_cert_chain(path(name + ".pem"), path(name + ".key"))
+    if ca:
+        made.load_verify_locations(path(ca + ".pem"))
+        made.verify_mode = ssl.CERT_REQUIRED
+    if protocols:
+        made.set_alpn_protocols(list(protocols))
+    return made
+
+
+def served(server, tls):
+    """The protocol agreed on when Echo is answered, or what ended it."""
+    try:
+        server.tls = tls
+        wire = server.connect()
+        wire.put(frame(REQUEST, 1, ECHO, b"hello"))
+        answered = [one and one[0] for one in wire.until(END)] == [RESPONSE, MESSAGE, END]
+        return wire.sock.selected_alpn_protocol() if answered else "no answer"
+    except (ssl.SSLError, OSError, TypeError, struct.error) as error:  # closed where a preface should be
+        return f"failed: {error}"
+
+
+def tls_server():
+    with Server(*files("server")) as server:
+        got = served(server, context("client"))
+        check("B12: TLS, ALPN kvrelay-raw/1", got == PROTOCOL, got)
+        got = served(server, context("client", version=ssl.TLSVersion.TLSv1_2))
+        check("B12: TLS 1.2", got == PROTOCOL, got)
+        got = served(server, context("client", protocols=()))
+        check("B12: without ALPN the server goes by its configuration", got is None, got)
+        got = served(server, context("client", protocols=("h2",)))
+        check("B12: ALPN without this protocol is refused", "failed" in str(got), got)
+        got = server.expect("log ")
+        check("B12: and logged", "none of our protocols" in got, got)
+        plain = socket.create_connection(server.address)
+        plain.sendall(PREFACE.pack(MAGIC, 1, 1, 0, 65536, 1))
+        check("B12: plaintext hears an alert of TLS", Wire(plain).read(1, 5) == b"\x15")
+        got = server.expect("log ")
+        check("B12: which is logged", "plaintext on a TLS port" in got, got)
+        server.tls = context("client")
+        streams(server)
+        protocol_errors(server)
+        wire = server.connect(initial_credit=(1 << 31) - 1, max_frame=1 << 26)
+        wire.put(frame(REQUEST, 1, COUNT, b"4 2000000"))
+        found = wire.until(END, 20)
+        check("B12: messages of 2 MB", [len(one[3]) for one in found[1:-1]] == 4 * [2000000] and found[2][3][:3] == b"\1\2\3", len(found))
+
+
+def tls_mutual():
+    with Server(*files("server"), f"ca={path('ca.pem')}") as server:
+        for name, good in (("client", True), (None, False), ("stranger", False)):
+            got = served(server, context("client", name))
+            check(f"B12: certificates demanded, the client shows {name or 'none'}", (got == PROTOCOL) == good, got)
+        log = [server.expect("log ") for _ in range(2)]
+        check("B12: what was wrong is logged", "shows no certificate" in log[0] and "not trusted" in log[1], log)
+
+
+def tls_client():
+    trust = f"ca={path('ca.pem')}"
+    for test in (client_calls, client_errors):
+        with Client(trust, tls=context("server", "server", ca=None)) as client:
+            test(client)
+
+    def refused(name, words, tls, *arguments, host="127.0.0.1"):
+        with Client(*arguments, tls=tls, host=host) as client:
+            try:
+                client.accept(None)
+            except (ssl.SSLError, OSError, AttributeError):
+                pass  # it hears of it, or not, as TLS has it
+            got = client.lost()
+            check(f"B12: the client refuses {name}", words in got, got)
+
+    refused("a server without ALPN", "names no protocol", context("server", "server", (), ca=None), trust)
+    refused("a server with another ALPN", "names no protocol", context("server", "server", ("h2",), ca=None), trust)
+    refused("another authority", "not trusted", context("server", "server", ca=None), f"ca={path('other.pem')}")
+    refused("a certificate for another host", "another host", context("server", "client", ca=None), trust)
+    with Client(trust, *files("client"), tls=context("server", "server"), host="localhost") as client:
+        wire = client.ready()
+        check("B12: the client shows its certificate", ("URI", "spiffe://example/router") in wire.sock.getpeercert()["subjectAltName"])
+        check("B12: and names whom it means", wire.sock.selected_alpn_protocol() == PROTOCOL)
+    with Client(trust, tls=context("server", "server", version=ssl.TLSVersion.TLSv1_2)) as client:
+        try:
+            client.accept(None)
+            check("B12: without its certificate the client is refused", False)
+        except ssl.SSLError:
+            got = client.lost()
+            check("B12: without its certificate the client is refused", "alert" in got, got)
+
+
 def main():
+    make_certs()
     with Server("max_streams=320") as server:
         examples(server)
     with Server() as server:
@@ -540,6 +667,9 @@ def main():
     for test in (client_calls, client_errors, client_prefaces):
         with Client() as client:
             test(client)
+    tls_server()
+    tls_mutual()
+    tls_client()
     finish()
 
 

@@ -152,7 +152,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t len) {
   if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends) != 0)
     abort();
   peer_open(&client, ends[0], false);
-  kvrelay_tcp_server_adopt(server, ends[1], &from);
+  kvrelay_tcp_server_adopt(server, ends[1], &from, NULL);
   if (fuzz_bit(&in))
     peer_send(&client, hello, sizeof hello);
   while (in.left > 0) {

@@ -3,13 +3,15 @@
  * Either side of the raw transport, for an implementation that others than we could have written
  * (tests/e2e/raw.py).
  *
+ * Both take KEY=VALUE words: "cert", "key" and "ca" are files, and mean TLS.
+ *
  * raw_echo serve [KEY=VALUE]...: the toy service of raw_pair.h, limits and times (in ms) by name.
  * Prints "listening ADDRESS", "log EVENT TEXT"; takes "release", "counts", "stop" on standard
  * input.
  *
- * raw_echo call TARGET: prints "state N TEXT"; each line "NUMBER METHOD REQUEST" is a call, "cancel
- * NUMBER" takes it back, "stop" ends in order.  Prints "admitted NUMBER", "message NUMBER LENGTH
- * BYTES" (in hexadecimal, at most 64 of them) and "end NUMBER GRPC REASON TEXT".
+ * raw_echo call TARGET [KEY=VALUE]...: prints "state N TEXT"; each line "NUMBER METHOD REQUEST" is
+ * a call, "cancel NUMBER" takes it back, "stop" ends in order.  Prints "admitted NUMBER", "message
+ * NUMBER LENGTH BYTES" (in hexadecimal, at most 64 of them) and "end NUMBER GRPC REASON TEXT".
  */
 #include <poll.h>
 #include <stdio.h>
@@ -20,10 +22,38 @@
 #include "../support/raw_pair.h"
 #include "transports/tcp/tcp_client.h"
 #include "transports/tcp/tcp_server.h"
+#include "transports/tls/tls.h"
 
 #define MS UINT64_C(1000000)
 
 static raw_toy toy;
+static kvrelay_tls_config files;
+static kvrelay_tls *tls;
+
+/* Takes a word that names a file of TLS. */
+static bool configure_tls(const char *word) {
+  if (strncmp(word, "cert=", 5) == 0)
+    files.cert_file = word + 5;
+  else if (strncmp(word, "key=", 4) == 0)
+    files.key_file = word + 4;
+  else if (strncmp(word, "ca=", 3) == 0)
+    files.ca_file = word + 3;
+  else
+    return false;
+  return true;
+}
+
+/* NULL: no file was named. */
+static kvrelay_security *security(bool server) {
+  char why[KVRELAY_TLS_WHY_CAP];
+  files.server = server;
+  if (files.cert_file == NULL && files.ca_file == NULL)
+    return NULL;
+  if (kvrelay_tls_open(&files, &tls, why) == KVRELAY_TRANSPORT_OK)
+    return kvrelay_tls_security(tls);
+  fprintf(stderr, "%s\n", why);
+  exit(78);
+}
 
 /* One line of standard input, when there is one: false at its end. */
 static bool read_line(char *line, size_t cap) {
@@ -86,8 +116,9 @@ static int serve(char **words) {
   cfg.bind = "127.0.0.1:0";
   cfg.log = on_log;
   for (; *words != NULL; words++)
-    if (!configure(&cfg, *words))
+    if (!configure_tls(*words) && !configure(&cfg, *words))
       return 64;
+  cfg.security = security(true);
   raw_toy_init(&toy);
   if (kvrelay_tcp_server_open(&cfg, &toy.base, &server) != KVRELAY_TRANSPORT_OK)
     return 69;
@@ -108,6 +139,7 @@ static int serve(char **words) {
   }
   server->close(server);
   printf("stopped %d\n", toy.toy.broken);
+  kvrelay_tls_close(tls);
   toy_service_free(&toy.toy);
   return toy.toy.broken != 0 || toy.toy.open_now != 0;
 }
@@ -162,12 +194,16 @@ static void command(kvrelay_client_transport *client, const char *line) {
   }
 }
 
-static int call(const char *target) {
+static int call(const char *target, char **words) {
   kvrelay_caller caller = {on_connection, on_admitted, on_message, on_end};
   kvrelay_tcp_client_config cfg = kvrelay_tcp_client_config_default();
   kvrelay_client_transport *client;
   char line[1024];
+  for (; *words != NULL; words++)
+    if (!configure_tls(*words))
+      return 64;
   cfg.target = target;
+  cfg.security = security(false);
   cfg.max_message_bytes = cfg.stream_window_bytes = 65536;
   cfg.backoff_first_ns = cfg.backoff_max_ns = 50 * MS;
   cfg.keepalive_interval_ns = 300 * MS;
@@ -179,6 +215,7 @@ static int call(const char *target) {
     fflush(stdout);
   }
   client->base.close(&client->base);
+  kvrelay_tls_close(tls);
   fflush(stdout);
   return 0;
 }
@@ -186,5 +223,5 @@ static int call(const char *target) {
 int main(int argc, char **argv) {
   if (argc >= 2 && strcmp(argv[1], "serve") == 0)
     return serve(argv + 2);
-  return argc == 3 && strcmp(argv[1], "call") == 0 ? call(argv[2]) : 64;
+  return argc >= 3 && strcmp(argv[1], "call") == 0 ? call(argv[2], argv + 3) : 64;
 }

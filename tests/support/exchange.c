@@ -72,28 +72,54 @@ static int open_grpc_tls_client(struct event_base *base, const char *target, kvr
   return grpc_client(base, target, security_of(TLS_CLIENT), caller, out);
 }
 
-static int open_tcp_server(struct event_base *base, const char *bind, kvrelay_service *service,
-                           kvrelay_transport **out) {
+static int tcp_server(const char *bind, kvrelay_security *security, kvrelay_service *service,
+                      kvrelay_transport **out) {
   kvrelay_tcp_server_config cfg = kvrelay_tcp_server_config_default();
-  (void)base;
   cfg.bind = bind;
+  cfg.security = security;
   cfg.max_connections_per_peer = cfg.max_connections = 4096;
   return kvrelay_tcp_server_open(&cfg, service, out);
 }
 
-static int open_tcp_client(struct event_base *base, const char *target, kvrelay_caller *caller,
-                           kvrelay_client_transport **out) {
-  kvrelay_tcp_client_config cfg = kvrelay_tcp_client_config_default();
+static int open_tcp_server(struct event_base *base, const char *bind, kvrelay_service *service,
+                           kvrelay_transport **out) {
   (void)base;
+  return tcp_server(bind, NULL, service, out);
+}
+
+static int open_tcp_tls_server(struct event_base *base, const char *bind, kvrelay_service *service,
+                               kvrelay_transport **out) {
+  (void)base;
+  return tcp_server(bind, security_of(TLS_SERVER), service, out);
+}
+
+static int tcp_client(const char *target, kvrelay_security *security, kvrelay_caller *caller,
+                      kvrelay_client_transport **out) {
+  kvrelay_tcp_client_config cfg = kvrelay_tcp_client_config_default();
   cfg.target = target;
   cfg.backoff_first_ns = cfg.backoff_max_ns = MS;
+  cfg.security = security;
+  cfg.server_name = "relay.example"; /* for sockets in the file system */
   return kvrelay_tcp_client_open(&cfg, caller, out);
+}
+
+static int open_tcp_client(struct event_base *base, const char *target, kvrelay_caller *caller,
+                           kvrelay_client_transport **out) {
+  (void)base;
+  return tcp_client(target, NULL, caller, out);
+}
+
+static int open_tcp_tls_client(struct event_base *base, const char *target, kvrelay_caller *caller,
+                               kvrelay_client_transport **out) {
+  (void)base;
+  return tcp_client(target, security_of(TLS_CLIENT), caller, out);
 }
 
 const carrier carriers[] = {
     {"grpc", open_grpc_server, kvrelay_grpc_server_address, open_grpc_client},
     {"grpc over TLS", open_grpc_tls_server, kvrelay_grpc_server_address, open_grpc_tls_client},
-    {"raw", open_tcp_server, kvrelay_tcp_server_address, open_tcp_client}};
+    {"raw", open_tcp_server, kvrelay_tcp_server_address, open_tcp_client},
+    {"raw over TLS", open_tcp_tls_server, kvrelay_tcp_server_address, open_tcp_tls_client}};
 const size_t carriers_len = sizeof carriers / sizeof *carriers;
 
 /* ---- what is exchanged ---- */

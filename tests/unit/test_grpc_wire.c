@@ -1016,7 +1016,7 @@ Test(grpc_wire, S28_the_likely_mistake_is_logged) {
 }
 
 static void adopt(void *tcp, int fd, const kvrelay_address *peer) {
-  kvrelay_tcp_server_adopt(tcp, fd, peer);
+  kvrelay_tcp_server_adopt(tcp, fd, peer, NULL);
 }
 
 /* Sends a raw preface and a request for method 9 in two pieces; the answer, at most `cap` bytes. */

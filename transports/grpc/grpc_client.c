@@ -93,14 +93,10 @@ static int set_names(client *k) {
   const char *name = k->cfg.server_name;
   if (k->cfg.security == NULL)
     return KVRELAY_TRANSPORT_OK;
-  if (name == NULL && (t->host[0] == '\0' || t->address_count > 1))
-    return KVRELAY_TRANSPORT_ERR_ARG;
-  if (name != NULL && (name[0] == '\0' || strlen(name) >= sizeof k->peer_name))
-    return KVRELAY_TRANSPORT_ERR_ARG;
-  snprintf(k->peer_name, sizeof k->peer_name, "%s", name != NULL ? name : t->host);
-  if (name != NULL)
+  const int err = kvrelay_dial_target_name(t, name, k->peer_name);
+  if (err == KVRELAY_TRANSPORT_OK && name != NULL)
     snprintf(t->authority, sizeof t->authority, "%s", name);
-  return KVRELAY_TRANSPORT_OK;
+  return err;
 }
 
 static int on_run_once(kvrelay_transport *t, uint64_t timeout_ns) {

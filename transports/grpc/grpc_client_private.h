@@ -53,7 +53,7 @@ struct client {
   kvrelay_grpc_client_config cfg;
   kvrelay_caller *caller;
   kvrelay_dial_target target;
-  char peer_name[256]; /* whom the server's certificate has to name */
+  char peer_name[KVRELAY_DIAL_NAME_CAP]; /* whom the server's certificate has to name */
   kvrelay_grpc_loop loop;
   kvrelay_grpc_link link;    /* open while state is HANDSHAKE or READY */
   kvrelay_grpc_dial dial;    /* active while state is DIALLING */

@@ -45,6 +45,7 @@ typedef struct client {
   uint32_t next_stream;              /* 0: all are used up */
   uint32_t max_streams, max_request; /* of the server */
   bool goaway;
+  char peer_name[KVRELAY_DIAL_NAME_CAP]; /* whom the server's certificate has to name */
 } client;
 
 static client *client_of(const kvrelay_transport *t) { return (client *)(uintptr_t)t; }
@@ -271,8 +272,8 @@ static void on_tick(kvrelay_tcp_link *link, uint64_t now) {
     kvrelay_tcp_link_fail(link, KVRELAY_TRANSPORT_CLOSED, "grace time over");
 }
 
-static const kvrelay_tcp_link_events link_events = {on_preface,     on_frame, on_fill,
-                                                    on_deadline_ns, on_tick,  on_gone};
+static const kvrelay_tcp_link_events link_events = {on_preface, on_frame, on_fill, on_deadline_ns,
+                                                    on_tick,    on_gone,  NULL};
 
 static int open_link(client *k, int fd) {
   const uint64_t now = kvrelay_now_ns(),
@@ -281,7 +282,9 @@ static int open_link(client *k, int fd) {
                                        .preface_timeout_ns = limit > now ? limit - now : 0,
                                        .keepalive_interval_ns = k->keepalive_ns,
                                        .keepalive_timeout_ns = k->cfg.keepalive_timeout_ns,
-                                       .peer_ping_interval_ns = k->cfg.peer_ping_interval_ns};
+                                       .peer_ping_interval_ns = k->cfg.peer_ping_interval_ns,
+                                       .security = k->cfg.security,
+                                       .peer_name = k->peer_name};
   const kvrelay_raw_preface own = {.version = KVRELAY_RAW_VERSION,
                                    .lowest = KVRELAY_RAW_VERSION,
                                    .max_frame = k->cfg.max_message_bytes,
@@ -474,6 +477,8 @@ int kvrelay_tcp_client_open(const kvrelay_tcp_client_config *cfg, kvrelay_caller
   k->stop_at_ns = KVRELAY_TIME_NONE;
   k->random = cfg->jitter_seed;
   int err = kvrelay_dial_target_parse(cfg->target, &k->target);
+  if (err == KVRELAY_TRANSPORT_OK && cfg->security != NULL)
+    err = kvrelay_dial_target_name(&k->target, cfg->server_name, k->peer_name);
   if (err == KVRELAY_TRANSPORT_OK)
     err = kvrelay_tcp_hub_open(&k->hub, on_alarm, k);
   if (err != KVRELAY_TRANSPORT_OK) {

@@ -3,11 +3,16 @@
 #ifndef KVRELAY_TCP_CLIENT_H
 #define KVRELAY_TCP_CLIENT_H
 
-#include "../transport.h"
+#include "../secure.h"
 
 typedef struct kvrelay_tcp_client_config {
   /* As dial.h has it; only read during open.  Names are resolved again for each connection. */
   const char *target;
+  kvrelay_security *security; /* a client's; NULL: plaintext; must outlive the client */
+  /* With `security`: whom the server's certificate has to name, when it is not the target's host;
+   * only read during open.  NULL: the host, which "unix:" and a list of several addresses do not
+   * have: these need it. */
+  const char *server_name;
   uint32_t max_message_bytes;   /* of an answer, 65 536 .. 2^31 - 1; a server ends calls that would
                                    need more */
   uint32_t stream_window_bytes; /* what the server may send unread, per call, 1 .. 2^31 - 1 */

@@ -18,6 +18,8 @@
 #define TURN_BYTES ((size_t)4 << 20)
 #define SPARE_MAX ((size_t)16 << 20)
 #define MAX_STRIKES 2
+/* What waits, and the parts of a body. */
+#define OUT_PIECES (1 + sizeof((kvrelay_parts *)0)->part / sizeof(kvrelay_iov))
 
 /* ---- end ---- */
 
@@ -45,11 +47,31 @@ void kvrelay_tcp_link_fail(kvrelay_tcp_link *link, int err, const char *text) {
 }
 
 /* The connection is over; one that was closing anyway ends for that reason. */
-static void fail_lost(kvrelay_tcp_link *link, const char *text) {
+static void fail_for(kvrelay_tcp_link *link, int err, const char *text) {
   if (link->closing)
     kvrelay_tcp_link_fail(link, link->closing_err, link->text[0] ? link->text : "closed");
   else
-    kvrelay_tcp_link_fail(link, KVRELAY_TRANSPORT_ERR_CONNECT, text);
+    kvrelay_tcp_link_fail(link, err, text);
+}
+
+static void fail_lost(kvrelay_tcp_link *link, const char *text) {
+  fail_for(link, KVRELAY_TRANSPORT_ERR_CONNECT, text);
+}
+
+static void fail_end(kvrelay_tcp_link *link) {
+  fail_lost(link,
+            kvrelay_framer_empty(&link->framer) ? "closed by the peer" : "cut off by the peer");
+}
+
+/* What a session says that is below 0. */
+static void fail_session(kvrelay_tcp_link *link, ptrdiff_t code) {
+  if (code == KVRELAY_SECURE_CLOSED)
+    fail_end(link);
+  else
+    fail_for(link,
+             code == KVRELAY_SECURE_CUT ? KVRELAY_TRANSPORT_ERR_CONNECT
+                                        : KVRELAY_TRANSPORT_ERR_SECURITY,
+             link->secure->text);
 }
 
 void kvrelay_tcp_link_rearm(kvrelay_tcp_link *link, uint64_t at_ns) {
@@ -137,53 +159,80 @@ static void note_sent(kvrelay_tcp_link *link, size_t n, size_t extra) {
     link->received_ns = link->hub->now_ns;
     link->ping_ns = 0;
   }
-  link->blocked = n < waiting(link) + own + extra;
 }
 
-/* One gathered write of what waits and of a body behind it; the bytes taken of the body. */
-static size_t send_waiting(kvrelay_tcp_link *link, const kvrelay_parts *body) {
-  const size_t own = waiting(link), extra = body != NULL ? body->bytes : 0;
-  struct iovec pieces[4] = {{link->out + link->from, own}};
-  struct msghdr message = {.msg_iov = pieces, .msg_iovlen = 1};
-  for (size_t i = 0; body != NULL && i < body->part_len; i++)
-    pieces[message.msg_iovlen++] =
-        (struct iovec){(void *)(uintptr_t)body->part[i].base, body->part[i].len};
-  const ssize_t n = sendmsg(link->watch.fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
-  if (n < 0) {
-    if (errno != EAGAIN && errno != EINTR && errno != ENOBUFS)
-      fail_lost(link, strerror(errno));
-    link->blocked = true;
-    return 0;
+/* One gathered write; the bytes taken.  With less than all `blocked` says whether that is it for
+ * now. */
+static size_t write_pieces(kvrelay_tcp_link *link, const kvrelay_iov *pieces, size_t len,
+                           size_t bytes) {
+  struct iovec list[OUT_PIECES];
+  const struct msghdr message = {.msg_iov = list, .msg_iovlen = len};
+  if (link->secure != NULL) {
+    const ptrdiff_t n = link->secure->write(link->secure, pieces, len);
+    if (n < 0)
+      fail_session(link, n);
+    link->blocked = n <= 0 || link->secure->wants_write;
+    return n > 0 ? (size_t)n : 0;
   }
-  note_sent(link, (size_t)n, extra);
-  return (size_t)n > own ? (size_t)n - own : 0;
+  for (size_t i = 0; i < len; i++)
+    list[i] = (struct iovec){(void *)(uintptr_t)pieces[i].base, pieces[i].len};
+  const ssize_t n = sendmsg(link->watch.fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+  if (n < 0 && errno != EAGAIN && errno != EINTR && errno != ENOBUFS)
+    fail_lost(link, strerror(errno));
+  link->blocked = n < 0 || (size_t)n < bytes;
+  return n > 0 ? (size_t)n : 0;
 }
 
-static void put_body(kvrelay_tcp_link *link, const kvrelay_parts *body, size_t sent) {
-  uint8_t *to = kvrelay_tcp_link_put(link, body->bytes - sent);
+/* The first `n` bytes are done with. */
+static void parts_skip(kvrelay_parts *parts, size_t n) {
+  parts->bytes -= n;
+  for (size_t i = 0; n > 0; i++) {
+    kvrelay_iov *part = &parts->part[i];
+    const size_t skip = part->len < n ? part->len : n;
+    part->base = skip > 0 ? part->base + skip : part->base;
+    part->len -= skip;
+    n -= skip;
+  }
+}
+
+/* Writes what waits and a body behind it, once; what is taken of the body is skipped in it. */
+static void send_waiting(kvrelay_tcp_link *link, kvrelay_parts *body) {
+  const size_t own = waiting(link), extra = body != NULL ? body->bytes : 0;
+  kvrelay_iov pieces[OUT_PIECES] = {{link->out + link->from, own}};
+  size_t len = 1;
+  for (size_t i = 0; body != NULL && i < body->part_len; i++)
+    pieces[len++] = body->part[i];
+  const size_t n = write_pieces(link, pieces, len, own + extra);
+  note_sent(link, n, extra);
+  if (n > own)
+    parts_skip(body, n - own);
+}
+
+static void put_body(kvrelay_tcp_link *link, const kvrelay_parts *body) {
+  uint8_t *to = kvrelay_tcp_link_put(link, body->bytes);
   if (to == NULL)
     return;
   for (size_t i = 0; i < body->part_len; i++) {
-    const size_t len = body->part[i].len, skip = sent < len ? sent : len;
-    sent -= skip;
-    if (len > skip)
-      memcpy(to, body->part[i].base + skip, len - skip);
-    to += len - skip;
+    if (body->part[i].len > 0)
+      memcpy(to, body->part[i].base, body->part[i].len);
+    to += body->part[i].len;
   }
-  kvrelay_tcp_link_put_done(link, (size_t)(to - (link->out + link->to)));
+  kvrelay_tcp_link_put_done(link, body->bytes);
 }
 
 void kvrelay_tcp_link_put_frame(kvrelay_tcp_link *link, int32_t type, uint32_t stream, uint16_t aux,
                                 const kvrelay_parts *body) {
   const bool large = body->bytes >= LARGE_BODY && !link->blocked;
   uint8_t *to = kvrelay_tcp_link_put(link, KVRELAY_RAW_HEADER_LEN + (large ? 0 : body->bytes));
+  kvrelay_parts left = *body;
   if (to == NULL)
     return;
   kvrelay_raw_header_put(to, type, stream, aux, (uint32_t)body->bytes);
   kvrelay_tcp_link_put_done(link, KVRELAY_RAW_HEADER_LEN);
-  const size_t sent = large ? send_waiting(link, body) : 0;
-  if (sent < body->bytes)
-    put_body(link, body, sent);
+  while (large && left.bytes > 0 && !link->blocked) /* a session takes a piece at a time */
+    send_waiting(link, &left);
+  if (left.bytes > 0)
+    put_body(link, &left);
 }
 
 /* A small frame ahead of all that waits, but not inside the frame that is on its way. */
@@ -228,6 +277,20 @@ void kvrelay_tcp_link_abort(kvrelay_tcp_link *link, int32_t code, const char *te
   kvrelay_tcp_link_finish(link, KVRELAY_TRANSPORT_ERR_PROTOCOL);
 }
 
+/* Says that nothing more comes. */
+static void hang_up(kvrelay_tcp_link *link) {
+  const int said = link->secure != NULL ? link->secure->shutdown(link->secure) : KVRELAY_SECURE_OK;
+  link->lingering = said == KVRELAY_SECURE_OK; /* else the session holds bytes, and waits */
+  if (said < 0)
+    fail_session(link, said);
+  else if (link->lingering && shutdown(link->watch.fd, SHUT_WR) != 0)
+    fail_lost(link, strerror(errno));
+}
+
+static bool pending(const kvrelay_tcp_link *link) {
+  return link->secure != NULL && link->secure->pending && !deaf(link);
+}
+
 static void flush(kvrelay_tcp_link *link) {
   const uint64_t until = link->sent + TURN_BYTES;
   bool more = true;
@@ -236,21 +299,19 @@ static void flush(kvrelay_tcp_link *link) {
       link->events->fill(link);
     more = link->err == 0 && !link->blocked && waiting(link) > 0;
     if (more)
-      (void)send_waiting(link, NULL);
+      send_waiting(link, NULL);
   }
   unkick(link); /* the puts of fill */
-  if (more)
-    kvrelay_tcp_link_kick(link); /* goes on in the next turn */
   release_output(link);
+  if (link->err == 0 && link->closing && waiting(link) == 0 && !link->lingering)
+    hang_up(link);
   if (link->err != 0)
     return;
-  if (link->closing && waiting(link) == 0 && !link->lingering) {
-    link->lingering = true;
-    if (shutdown(link->watch.fd, SHUT_WR) != 0)
-      fail_lost(link, strerror(errno));
-  }
+  if (more || pending(link))
+    kvrelay_tcp_link_kick(link); /* goes on in the next turn */
+  const bool full = link->secure != NULL ? link->secure->wants_write : link->blocked;
   kvrelay_tcp_loop_want(&link->hub->loop, &link->watch,
-                        (short)((deaf(link) ? 0 : POLLIN) | (link->blocked ? POLLOUT : 0)));
+                        (short)((deaf(link) ? 0 : POLLIN) | (full ? POLLOUT : 0)));
 }
 
 /* ---- input ---- */
@@ -352,24 +413,36 @@ static void feed(kvrelay_tcp_link *link, const uint8_t *bytes, size_t len) {
   }
 }
 
-/* The rest of a body that has begun is read to where it belongs.  False: there is no more now. */
+/* The rest of a body that has begun is read to where it belongs, `direct`, and if there is room in
+ * the same read what follows to the hub's input.  The bytes read; 0: none now. */
+static size_t read_some(kvrelay_tcp_link *link, uint8_t *direct, size_t direct_len) {
+  uint8_t *input = link->hub->input;
+  if (link->secure != NULL) {
+    const ptrdiff_t n = link->secure->read(link->secure, direct_len > 0 ? direct : input,
+                                           direct_len > 0 ? direct_len : INPUT_CAP);
+    if (n < 0)
+      fail_session(link, n);
+    return n > 0 ? (size_t)n : 0;
+  }
+  const struct iovec pieces[2] = {{direct, direct_len}, {input, INPUT_CAP}};
+  const bool both = direct_len > 0;
+  const ssize_t n = readv(link->watch.fd, both ? pieces : pieces + 1, both ? 2 : 1);
+  if (n == 0)
+    fail_end(link);
+  else if (n < 0 && errno != EAGAIN && errno != EINTR)
+    fail_lost(link, strerror(errno));
+  return n > 0 ? (size_t)n : 0;
+}
+
+/* False: there is no more now. */
 static bool read_once(kvrelay_tcp_link *link, size_t *spent) {
   const kvrelay_tcp_hub *hub = link->hub;
   uint8_t *direct = link->body != NULL ? link->body + link->body_got : NULL;
   const size_t direct_len = link->body != NULL ? link->body_len - link->body_got : 0;
-  struct iovec pieces[2] = {{direct, direct_len}, {hub->input, INPUT_CAP}};
-  const ssize_t n = readv(link->watch.fd, direct ? pieces : pieces + 1, direct ? 2 : 1);
-  if (n < 0) {
-    if (errno != EAGAIN && errno != EINTR)
-      fail_lost(link, strerror(errno));
+  const size_t got = read_some(link, direct, direct_len);
+  if (got == 0)
     return false;
-  }
-  if (n == 0) {
-    fail_lost(link,
-              kvrelay_framer_empty(&link->framer) ? "closed by the peer" : "cut off by the peer");
-    return false;
-  }
-  const size_t got = (size_t)n, first = got < direct_len ? got : direct_len;
+  const size_t first = got < direct_len ? got : direct_len;
   link->received_ns = hub->now_ns;
   link->ping_ns = 0;
   if (first > 0)
@@ -377,17 +450,44 @@ static bool read_once(kvrelay_tcp_link *link, size_t *spent) {
   if (got > first)
     feed(link, hub->input, got - first);
   *spent += got;
-  return got == direct_len + INPUT_CAP;
+  return link->secure != NULL || got == direct_len + INPUT_CAP;
+}
+
+static void receive(kvrelay_tcp_link *link) {
+  size_t spent = 0;
+  while (link->err == 0 && read_once(link, &spent) && spent < TURN_BYTES && !deaf(link))
+    continue;
+}
+
+/* What the session has to do before anything else goes out, and what only it knows to be there. */
+static void session_turn(kvrelay_tcp_link *link) {
+  kvrelay_secure_session *s = link->secure;
+  ptrdiff_t n = KVRELAY_SECURE_AGAIN;
+  if (link->closing && waiting(link) == 0)
+    return; /* it hangs up */
+  if (link->shaking)
+    n = s->handshake(s);
+  else if (s->wants_write)
+    n = s->write(s, NULL, 0);
+  if (n < 0) {
+    fail_session(link, n);
+    return;
+  }
+  const bool shaken = link->shaking && n == KVRELAY_SECURE_OK;
+  link->shaking &= !shaken;
+  link->blocked = link->shaking || s->wants_write;
+  if (shaken && link->events->secured != NULL)
+    link->events->secured(link);
+  if (!link->shaking && pending(link))
+    receive(link);
 }
 
 static void on_ready(kvrelay_tcp_watch *watch, short events) {
   kvrelay_tcp_link *link = (kvrelay_tcp_link *)watch;
-  size_t spent = 0;
-  if (events & POLLOUT)
+  if ((events & POLLOUT) && link->secure == NULL)
     link->blocked = false;
-  if (events & POLLIN)
-    while (link->err == 0 && read_once(link, &spent) && spent < TURN_BYTES && !deaf(link))
-      continue;
+  if ((events & POLLIN) && !link->shaking)
+    receive(link);
   kvrelay_tcp_link_kick(link);
 }
 
@@ -415,7 +515,8 @@ static void link_tick(kvrelay_tcp_link *link, uint64_t now) {
   }
   const bool greeted = link->preface_len == KVRELAY_RAW_PREFACE_LEN;
   if (!greeted && now >= kvrelay_tcp_later(link->opened_ns, link->cfg.preface_timeout_ns))
-    kvrelay_tcp_link_fail(link, KVRELAY_TRANSPORT_ERR_PROTOCOL, "no preface in time");
+    kvrelay_tcp_link_fail(link, KVRELAY_TRANSPORT_ERR_PROTOCOL,
+                          link->shaking ? "no TLS handshake in time" : "no preface in time");
   else if (link->ping_ns != 0 &&
            now >= kvrelay_tcp_later(link->ping_ns, link->cfg.keepalive_timeout_ns))
     kvrelay_tcp_link_fail(link, KVRELAY_TRANSPORT_ERR_CONNECT, "no answer to a keepalive PING");
@@ -455,17 +556,41 @@ int kvrelay_tcp_link_open(kvrelay_tcp_link *link, kvrelay_tcp_hub *hub,
   link->cut = 0;
   link->opened_ns = link->received_ns = kvrelay_now_ns();
   kvrelay_framer_init_raw(&link->framer, cfg->from_client, cfg->max_frame);
-  const int err = kvrelay_tcp_loop_watch(&hub->loop, &link->watch);
+  kvrelay_secure_session *session = NULL;
+  int err = KVRELAY_TRANSPORT_OK;
+  if (cfg->security != NULL) {
+    const kvrelay_secure_config secure = {fd, KVRELAY_TCP_PROTOCOL, !cfg->from_client,
+                                          cfg->peer_name};
+    session = cfg->security->session(cfg->security, &secure);
+    if (session == NULL)
+      err = KVRELAY_TRANSPORT_ERR_MEMORY;
+  }
+  if (err == KVRELAY_TRANSPORT_OK)
+    err = kvrelay_tcp_loop_watch(&hub->loop, &link->watch);
   if (err != KVRELAY_TRANSPORT_OK) {
+    if (session != NULL)
+      session->close(session);
     close(fd);
     return err;
   }
   TAILQ_INSERT_TAIL(&hub->links, link, entry);
   kvrelay_tcp_link_rearm(link, link_deadline_ns(link));
+  if (session != NULL)
+    kvrelay_tcp_link_secure(link, session);
   return KVRELAY_TRANSPORT_OK;
 }
 
+void kvrelay_tcp_link_secure(kvrelay_tcp_link *link, kvrelay_secure_session *session) {
+  link->secure = session;
+  link->shaking = link->blocked = true;
+  kvrelay_tcp_link_kick(link);
+}
+
 void kvrelay_tcp_link_close(kvrelay_tcp_link *link) {
+  if (link->secure != NULL) {
+    (void)link->secure->shutdown(link->secure); /* if it still can be said */
+    link->secure->close(link->secure);
+  }
   unkick(link);
   TAILQ_REMOVE(&link->hub->links, link, entry);
   kvrelay_tcp_loop_unwatch(&link->hub->loop, &link->watch);
@@ -509,6 +634,8 @@ static bool settle(kvrelay_tcp_hub *hub) {
   for (size_t i = 0; i < all && !TAILQ_EMPTY(&hub->dirty); i++) {
     kvrelay_tcp_link *link = TAILQ_FIRST(&hub->dirty);
     unkick(link);
+    if (link->err == 0 && link->secure != NULL)
+      session_turn(link);
     if (link->err == 0)
       flush(link);
     if (link->err != 0)

@@ -5,9 +5,11 @@
 
 #include <sys/queue.h>
 
+#include "../secure.h"
 #include "tcp_loop.h"
 
 #define KVRELAY_TCP_SECOND_NS UINT64_C(1000000000)
+#define KVRELAY_TCP_PROTOCOL "kvrelay-raw/1" /* in ALPN */
 #define KVRELAY_TCP_OUT_FILL ((size_t)65536) /* waiting bytes above which no more is produced */
 
 typedef struct kvrelay_tcp_link kvrelay_tcp_link;
@@ -55,6 +57,8 @@ typedef struct kvrelay_tcp_link_events {
   void (*tick)(kvrelay_tcp_link *link, uint64_t now_ns);
   /* The connection is over, for `link->err` and `link->text`; the owner closes the link now. */
   void (*gone)(kvrelay_tcp_link *link);
+  /* The handshake is done: `link->secure` knows the peer.  May be NULL. */
+  void (*secured)(kvrelay_tcp_link *link);
 } kvrelay_tcp_link_events;
 
 typedef struct kvrelay_tcp_link_config {
@@ -64,6 +68,8 @@ typedef struct kvrelay_tcp_link_config {
   uint64_t keepalive_interval_ns; /* of silence, then a PING; KVRELAY_TIME_NONE: never */
   uint64_t keepalive_timeout_ns;
   uint64_t peer_ping_interval_ns; /* PINGs of the peer that come faster, twice: GOAWAY */
+  kvrelay_security *security;     /* NULL: plaintext, or a session that is there already */
+  const char *peer_name;          /* as kvrelay_secure_config has it; only read during open */
 } kvrelay_tcp_link_config;
 
 struct kvrelay_tcp_link {
@@ -80,17 +86,19 @@ struct kvrelay_tcp_link {
   uint8_t *out; /* what waits is out[from .. to - 1]; the frame at its beginning, of which a part
                    may be gone, ends behind `cut` of these bytes */
   size_t out_cap, from, to, cut;
-  uint64_t sent; /* bytes, ever */
-  uint8_t *body; /* of a frame that did not come in one piece */
+  uint64_t sent;                  /* bytes, ever */
+  kvrelay_secure_session *secure; /* NULL: plaintext */
+  uint8_t *body;                  /* of a frame that did not come in one piece */
   uint32_t body_len, body_got;
   int err;         /* 0 while it lives */
   int closing_err; /* what becomes of it when `closing` is over */
-  char text[128];
+  char text[256];
   uint8_t preface[KVRELAY_RAW_PREFACE_LEN];
   uint8_t preface_len;
   uint8_t strikes;
   bool is_dirty;
-  bool blocked;   /* the socket takes no more for now */
+  bool shaking;   /* the handshake is not done */
+  bool blocked;   /* the socket, or the session, takes no more for now */
   bool closing;   /* nothing is read or produced any more: what waits goes out, then it ends */
   bool lingering; /* shut down: waits for the peer to close */
   kvrelay_framer framer;
@@ -102,6 +110,9 @@ int kvrelay_tcp_link_open(kvrelay_tcp_link *link, kvrelay_tcp_hub *hub,
                           const kvrelay_tcp_link_events *events, const kvrelay_tcp_link_config *cfg,
                           int fd);
 void kvrelay_tcp_link_close(kvrelay_tcp_link *link);
+/* Right behind open: everything goes through this session, which the link takes; also one whose
+ * handshake is done. */
+void kvrelay_tcp_link_secure(kvrelay_tcp_link *link, kvrelay_secure_session *session);
 /* The connection is lost; `gone` follows before the turn ends, never from inside this call.  The
  * first reason wins. */
 void kvrelay_tcp_link_fail(kvrelay_tcp_link *link, int err, const char *text);

@@ -430,15 +430,22 @@ static void connection_close(connection *conn) {
 
 static void on_gone(kvrelay_tcp_link *link) {
   connection *conn = connection_of(link);
-  const bool strange =
-      link->err == KVRELAY_TRANSPORT_ERR_PROTOCOL || link->err == KVRELAY_TRANSPORT_ERR_MEMORY;
+  const bool strange = link->err == KVRELAY_TRANSPORT_ERR_PROTOCOL ||
+                       link->err == KVRELAY_TRANSPORT_ERR_MEMORY ||
+                       link->err == KVRELAY_TRANSPORT_ERR_SECURITY;
   say(conn->server, strange ? KVRELAY_TCP_LOG_WARN : KVRELAY_TCP_LOG_DEBUG, "connection_closed",
       conn, link->text);
   connection_close(conn);
 }
 
-static const kvrelay_tcp_link_events link_events = {on_preface,     on_frame, on_fill,
-                                                    on_deadline_ns, on_tick,  on_gone};
+static void on_secured(kvrelay_tcp_link *link) {
+  connection *conn = connection_of(link);
+  say(conn->server, KVRELAY_TCP_LOG_DEBUG, "connection_secured", conn,
+      link->secure->peer[0] != '\0' ? link->secure->peer : "no certificate");
+}
+
+static const kvrelay_tcp_link_events link_events = {on_preface, on_frame, on_fill,   on_deadline_ns,
+                                                    on_tick,    on_gone,  on_secured};
 
 static bool same_host(const kvrelay_address *a, const kvrelay_address *b) {
   if (a->storage.ss_family != b->storage.ss_family)
@@ -465,21 +472,29 @@ static const char *refusal(const server *s, const kvrelay_address *peer) {
   return count >= s->cfg.max_connections_per_peer ? "too many connections of this peer" : NULL;
 }
 
-void kvrelay_tcp_server_adopt(kvrelay_transport *t, int fd, const kvrelay_address *peer) {
+static void refuse_connection(server *s, int fd, kvrelay_secure_session *secure, const char *why) {
+  const uint64_t n = ++s->refused_connections;
+  if ((n & (n - 1)) == 0)
+    say(s, KVRELAY_TCP_LOG_WARN, "connection_refused", NULL, why != NULL ? why : "no memory");
+  if (secure != NULL)
+    secure->close(secure);
+  close(fd);
+}
+
+void kvrelay_tcp_server_adopt(kvrelay_transport *t, int fd, const kvrelay_address *peer,
+                              kvrelay_secure_session *secure) {
   server *s = server_of(t);
   const kvrelay_tcp_link_config cfg = {.from_client = true,
                                        .max_frame = s->cfg.max_request_bytes,
                                        .preface_timeout_ns = s->cfg.preface_timeout_ns,
                                        .keepalive_interval_ns = s->cfg.keepalive_interval_ns,
                                        .keepalive_timeout_ns = s->cfg.keepalive_timeout_ns,
-                                       .peer_ping_interval_ns = s->cfg.peer_ping_interval_ns};
+                                       .peer_ping_interval_ns = s->cfg.peer_ping_interval_ns,
+                                       .security = secure == NULL ? s->cfg.security : NULL};
   const char *why = refusal(s, peer);
   connection *conn = why == NULL ? calloc(1, sizeof *conn) : NULL;
   if (conn == NULL) {
-    const uint64_t n = ++s->refused_connections;
-    if ((n & (n - 1)) == 0)
-      say(s, KVRELAY_TCP_LOG_WARN, "connection_refused", NULL, why != NULL ? why : "no memory");
-    close(fd);
+    refuse_connection(s, fd, secure, why);
     return;
   }
   const int one = 1;
@@ -492,9 +507,13 @@ void kvrelay_tcp_server_adopt(kvrelay_transport *t, int fd, const kvrelay_addres
   conn->drain_until_ns = KVRELAY_TIME_NONE;
   if (kvrelay_tcp_link_open(&conn->link, &s->hub, &link_events, &cfg, fd) != KVRELAY_TRANSPORT_OK) {
     say(s, KVRELAY_TCP_LOG_WARN, "connection_refused", conn, strerror(errno));
+    if (secure != NULL)
+      secure->close(secure);
     free(conn);
     return;
   }
+  if (secure != NULL)
+    kvrelay_tcp_link_secure(&conn->link, secure);
   s->connections++;
   say(s, KVRELAY_TCP_LOG_DEBUG, "connection_opened", conn, "accepted");
 }
@@ -509,7 +528,7 @@ static void on_acceptable(kvrelay_tcp_watch *watch, short events) {
     const int fd = accept4(watch->fd, (struct sockaddr *)&peer.storage, &peer.len,
                            SOCK_NONBLOCK | SOCK_CLOEXEC);
     if (fd >= 0) {
-      kvrelay_tcp_server_adopt(&s->base, fd, &peer);
+      kvrelay_tcp_server_adopt(&s->base, fd, &peer, NULL);
       continue;
     }
     if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
