@@ -207,6 +207,8 @@ static int pull_plane(kvrelay_relay_service *s, const kvrelay_outgoing *m, plane
     err = encode_image(s, m, image);
   if (m->method == KVRELAY_METHOD_WATCH_CATALOG)
     s->stats.catalog_bytes = image->len;
+  else if (m->method == KVRELAY_METHOD_SUBSCRIBE_READINESS)
+    s->stats.readiness_bytes = image->len;
   if (err == KVRELAY_OK) {
     image->revision = revision;
     add_part(parts, image->bytes, image->len);

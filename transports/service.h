@@ -34,7 +34,8 @@ typedef struct kvrelay_relay_service_stats {
   uint64_t cardinality;     /* calls with no request message, or several */
   uint64_t messages, bytes; /* sent, or at least handed to a transport */
   uint64_t oversized;       /* calls that ended because of max_message_bytes */
-  size_t catalog_bytes;     /* size of the newest catalog message that was encoded */
+  /* Size of the newest message of these planes that was encoded, or was too large for it. */
+  size_t catalog_bytes, readiness_bytes;
 } kvrelay_relay_service_stats;
 
 /* The system's clock and 8 MiB. */

@@ -3,6 +3,8 @@
 /* Pools of the daemon that cannot be published, cannot be read into, or break: each is told in the
  * log, leaves nothing behind, and is tried again. */
 
+#include "kvrelay_pb.h"
+#include "tools/kvrelayd/front.h"
 #include "tools/kvrelayd/serve.h"
 
 #include <criterion/criterion.h>
@@ -120,6 +122,45 @@ Test(kvrelayd_serve, a_pool_without_ranks_is_in_no_catalog_and_is_tried_again) {
   change_scope(&w, "other");
   cr_assert_null(w.pool->pool);
   cr_assert_eq(logged(&w, "event=pool_left_out"), 1);
+  close_world(&w);
+}
+
+Test(kvrelayd_serve, S62_a_pool_for_which_the_catalog_has_no_room_is_left_out_and_counted) {
+  world w;
+  open_world(&w, "prod");
+  const size_t limit = w.serve.catalog_limit;
+  cr_assert(limit <= 8388608 && limit > 8000000);
+  w.serve.catalog_limit = 100;
+  cr_assert_eq(serve_open(&w.serve, &w.scope), 0, "the others are served");
+  cr_assert_null(w.pool->pool);
+  cr_assert(w.serve.catalog_full == 1 && w.serve.catalog_bytes == 0);
+  cr_assert_eq(logged(&w, "event=catalog_full pool=prod/backend/generate pools_left_out=1"), 1);
+  w.serve.catalog_limit = limit;
+  change_scope(&w, "prod\"},{\"namespace\":\"third");
+  cr_assert_not_null(w.pool->pool, "there is room now");
+  const size_t share = w.serve.catalog_bytes;
+  /* What is counted is enough for the message, and not much more. */
+  const kvrelay_descriptor *published = kvrelay_pool_descriptor(w.pool->pool);
+  const ptrdiff_t len = kvrelay_pb_encode_descriptor(published, NULL, 0);
+  cr_assert(len > 0 && share >= (size_t)len + 6 && share < (size_t)len + 80);
+  change_scope(&w, "other");
+  cr_assert_eq(w.serve.catalog_bytes, 0);
+  cr_assert_eq(w.serve.catalog_full, 1);
+  close_world(&w);
+}
+
+Test(kvrelayd_serve, S62_large_messages_are_told_once) {
+  world w;
+  bool told = false;
+  open_world(&w, "prod");
+  front_tell_large("readiness", 3145727, &told);
+  cr_assert_eq(logged(&w, "event=message_large"), 0);
+  for (size_t bytes = 3145728; bytes < 3145740; bytes++)
+    front_tell_large("readiness", bytes, &told);
+  cr_assert_eq(logged(&w, "level=warn event=message_large plane=readiness bytes=3145728"), 1);
+  front_tell_large("readiness", 100, &told);
+  front_tell_large("readiness", 4000000, &told);
+  cr_assert_eq(logged(&w, "event=message_large"), 2);
   close_world(&w);
 }
 

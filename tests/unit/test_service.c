@@ -327,6 +327,7 @@ Test(service, S62_catalog_above_the_message_bound) {
   cr_assert_eq(c->status.grpc, KVRELAY_GRPC_RESOURCE_EXHAUSTED);
   cr_assert_eq(c->status.reason, KVRELAY_REASON_RESOURCE_LIMIT);
   cr_assert_eq(kvrelay_relay_service_stats_get(b.service).oversized, 1);
+  cr_assert_gt(kvrelay_relay_service_stats_get(b.service).catalog_bytes, 300);
   fx_withdraw(b.f, 1); /* and it heals */
   c = ask_request(&b, 2, &q);
   cr_assert(c->messages == 1 && c->ends == 0);

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "grpc/grpc_server.h"
+#include "kvrelay_pb.h"
 #include "log.h"
 #include "tcp/tcp_server.h"
 
@@ -156,7 +157,18 @@ static int turn_raw(front *f) {
   return 1;
 }
 
+void front_tell_large(const char *plane, size_t bytes, bool *told) {
+  const bool large = bytes >= FRONT_LARGE_BYTES;
+  if (large && !*told)
+    log_event(LOG_WARN, "message_large", "plane=%s bytes=%zu limit_bytes=%u", plane, bytes,
+              KVRELAY_PB_MESSAGE_MAX);
+  *told = large;
+}
+
 int front_turn(front *f) {
+  const kvrelay_relay_service_stats said = kvrelay_relay_service_stats_get(f->relay);
+  front_tell_large("catalog", said.catalog_bytes, &f->catalog_large);
+  front_tell_large("readiness", said.readiness_bytes, &f->readiness_large);
   const int raw = turn_raw(f);
   if (raw < 0)
     return raw;

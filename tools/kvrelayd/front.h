@@ -22,7 +22,11 @@ typedef struct front {
   struct event *raw_ready;                /* raw has a loop of its own, inside of `base`: ... */
   kvrelay_timer raw_due;                  /* ... these two end a turn for it */
   bool stopping;
+  bool catalog_large, readiness_large; /* the log says so */
 } front;
+
+/* From here on the message of a plane is told in the log: stock clients take 4 MiB. */
+#define FRONT_LARGE_BYTES ((size_t)3 << 20)
 
 /* Services without listeners; health is NOT_SERVING.  `relay` and `base` must outlive the front.
  * 0, or an exit code. */
@@ -40,6 +44,8 @@ int front_listen_raw(front *f, const char *bind);
 void front_ready(front *f);
 /* Health is NOT_SERVING; listeners close, and connections within `grace_ns`. */
 void front_stop(front *f, uint64_t grace_ns);
+/* Logs a message that has become large; `*told` is false again once it has not. */
+void front_tell_large(const char *plane, size_t bytes, bool *told);
 /* One turn of the loop, at most a second.  KVRELAY_TRANSPORT_CLOSED: stopped, nothing is left;
  * other errors are the loop's. */
 int front_turn(front *f);

@@ -9,6 +9,7 @@
 #include <sys/random.h>
 #include <zmq.h>
 
+#include "kvrelay_pb.h"
 #include "log.h"
 
 /* Room the decoder may use for the tokens of one event; larger events are counted and skipped. */
@@ -83,9 +84,24 @@ static bool selected(const served_pool *pool) {
   return scope_has(pool->serve->scope, pool->plan->descriptor.serving_endpoint.namespace_);
 }
 
+/* At most what a pool adds to a catalog, with what the relay fills in at its longest. */
+static size_t catalog_share(const kvrelay_descriptor *d) {
+  kvrelay_descriptor whole = *d;
+  kvrelay_producer *p = &whole.producer;
+  whole.serving_endpoint.present = whole.query_semantics.present = true;
+  p->present = p->pool_id.present = p->ckf_format.present = true;
+  p->producer_incarnation = p->layout_generation = UINT64_MAX;
+  p->ckf_format =
+      (kvrelay_ckf_format){true, UINT32_MAX, UINT64_MAX, UINT64_MAX, UINT32_MAX, UINT32_MAX};
+  const ptrdiff_t len = kvrelay_pb_encode_descriptor(&whole, NULL, 0);
+  return (len > 0 ? (size_t)len : 0) + 6; /* the field's number and length */
+}
+
 static void withdraw(served_pool *pool, uint64_t now_ns) {
-  if (pool->pool != NULL)
-    kvrelay_relay_pool_remove(&pool->serve->relay, pool->pool, now_ns);
+  if (pool->pool == NULL)
+    return;
+  kvrelay_relay_pool_remove(&pool->serve->relay, pool->pool, now_ns);
+  pool->serve->catalog_bytes -= catalog_share(&pool->plan->descriptor);
   pool->pool = NULL;
 }
 
@@ -96,10 +112,19 @@ static int enlist(served_pool *pool, uint64_t now_ns) {
   const kvrelay_descriptor *d = &pool->plan->descriptor;
   if (!selected(pool))
     return KVRELAY_OK;
+  const size_t share = catalog_share(d);
+  if (share > s->catalog_limit - s->catalog_bytes) { /* the others stay readable */
+    s->catalog_full++;
+    log_event(LOG_ERROR, "catalog_full", "pool=%s pools_left_out=%" PRIu64 " limit_bytes=%zu",
+              pool->name, s->catalog_full, s->catalog_limit);
+    return KVRELAY_OK;
+  }
   int err = kvrelay_relay_pool_add(&s->relay, d, &pool->producer, pool->pool_mem,
                                    kvrelay_relay_pool_mem_size(&s->relay, d), now_ns, &pool->pool);
-  if (err == KVRELAY_OK)
+  if (err == KVRELAY_OK) {
+    s->catalog_bytes += share;
     err = declare_ranks(pool);
+  }
   if (err == KVRELAY_OK)
     return err;
   withdraw(pool, now_ns);
@@ -288,6 +313,7 @@ static int read_traces(serve *s) {
 int serve_reserve(serve *s, const plan *p) {
   memset(s, 0, sizeof *s);
   s->plan = p;
+  s->catalog_limit = KVRELAY_PB_MESSAGE_MAX - 1024;
   s->pools = calloc(p->pools_count + 1u, sizeof *s->pools);
   int code = s->pools == NULL ? 71 : open_relay(s, p, kvrelay_now_ns());
   if (code == 0)

@@ -39,6 +39,9 @@ typedef struct serve {
   topology topology;
   feed *stirred;           /* feeds to look at after this turn */
   uint64_t look_ns;        /* when all feeds are to be looked at; 0 = after this turn */
+  size_t catalog_bytes;    /* of the published pools, at most `catalog_limit` */
+  size_t catalog_limit;    /* what fits one message, the envelope left out */
+  uint64_t catalog_full;   /* pools that were not published because of it */
   size_t worst_case_bytes; /* of all memory reserved; what is not touched costs nothing */
 } serve;
 
@@ -56,7 +59,7 @@ int serve_connect(serve *s, struct event_base *base);
 /* After the transports are closed. */
 void serve_close(serve *s);
 /* The scope is another: what left it is withdrawn, with its blocks kept for when it comes back;
- * what is in it and could not be published before is tried again. */
+ * what is in it and could not be published before, or found the catalog full, is tried again. */
 void serve_scope_changed(serve *s, uint64_t now_ns);
 /* After each turn of the loop: producers that a timer or an admission found broken start again,
  * and feeds to which something happened, or whose time has come, are looked at.  The relay's calls
