@@ -19,7 +19,7 @@ static void start(void) { tls_pair_open(&pair, tls_server_config(), tls_client_c
 
 static void finish(void) { tls_pair_close(&pair); }
 
-TestSuite(tls, .init = start, .fini = finish, .timeout = 60);
+TestSuite(tls, .init = start, .fini = finish, .timeout = 600); /* under valgrind; else seconds */
 
 static kvrelay_secure_session *side(int which) { return pair.session[which]; }
 

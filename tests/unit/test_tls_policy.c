@@ -16,7 +16,7 @@
 #define CLIENT_USE .usage = "clientAuth"
 #define SERVER_USE .usage = "serverAuth"
 
-TestSuite(tls_policy, .init = tls_make_certs, .timeout = 60);
+TestSuite(tls_policy, .init = tls_make_certs, .timeout = 600);
 
 /* The same configuration with the certificate of somebody else. */
 static kvrelay_tls_config with_cert(kvrelay_tls_config cfg, const char *name) {

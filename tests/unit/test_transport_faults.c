@@ -71,32 +71,32 @@ static void survive_all(enum fault_kind kind, unsigned long count, int error,
   }
 }
 
-Test(transport_faults, memory, .timeout = 120) { survive_all(FAULT_MEMORY, 1, 0, 8); }
-Test(transport_faults, no_memory_for_a_while, .timeout = 120) {
-  survive_all(FAULT_MEMORY, 7, 0, 8);
-}
-Test(transport_faults, reads_fail, .timeout = 120) { survive_all(FAULT_READ, 1, ECONNRESET, 5); }
-Test(transport_faults, reads_of_one_byte, .timeout = 120) {
+TestSuite(transport_faults, .timeout = 600); /* under valgrind; else seconds */
+
+Test(transport_faults, memory) { survive_all(FAULT_MEMORY, 1, 0, 8); }
+Test(transport_faults, no_memory_for_a_while) { survive_all(FAULT_MEMORY, 7, 0, 8); }
+Test(transport_faults, reads_fail) { survive_all(FAULT_READ, 1, ECONNRESET, 5); }
+Test(transport_faults, reads_of_one_byte) {
   survive_all(FAULT_READ, 1, 0, 5);
   survive_all(FAULT_READ, 100, 0, 5);
 }
-Test(transport_faults, reads_are_interrupted, .timeout = 120) {
+Test(transport_faults, reads_are_interrupted) {
   survive_all(FAULT_READ, 1, EINTR, 5);
   survive_all(FAULT_READ, 3, EAGAIN, 5);
 }
-Test(transport_faults, writes_fail, .timeout = 120) {
+Test(transport_faults, writes_fail) {
   survive_all(FAULT_WRITE, 1, EPIPE, 5);
   survive_all(FAULT_WRITE, 1, ENOBUFS, 5);
 }
-Test(transport_faults, writes_of_one_byte, .timeout = 120) {
+Test(transport_faults, writes_of_one_byte) {
   survive_all(FAULT_WRITE, 1, 0, 5);
   survive_all(FAULT_WRITE, 100, 0, 5);
 }
-Test(transport_faults, writes_are_interrupted, .timeout = 120) {
+Test(transport_faults, writes_are_interrupted) {
   survive_all(FAULT_WRITE, 1, EINTR, 5);
   survive_all(FAULT_WRITE, 3, EAGAIN, 5);
 }
-Test(transport_faults, accepts_and_connects_fail, .timeout = 120) {
+Test(transport_faults, accepts_and_connects_fail) {
   survive_all(FAULT_ACCEPT, 1, EMFILE, 1);
   survive_all(FAULT_ACCEPT, 2, ECONNABORTED, 1);
   survive_all(FAULT_SOCKET, 1, EMFILE, 2);
@@ -126,7 +126,7 @@ static void survive_jump(const carrier *how, struct event_base *base, int64_t ju
   toy_service_free(&toy.toy);
 }
 
-Test(transport_faults, clock_jumps, .timeout = 120) {
+Test(transport_faults, clock_jumps) {
   struct event_base *base = event_base_new();
   for (size_t i = 0; i < carriers_len; i++) {
     survive_jump(&carriers[i], base, 1000000);
