@@ -86,6 +86,9 @@ struct kvrelay_secure_session {
   char text[256];         /* why it failed, in plain words, printable */
 };
 
+/* What the raw transport is called in `protocols`. */
+#define KVRELAY_SECURE_RAW "kvrelay-raw/1"
+
 typedef struct kvrelay_security kvrelay_security;
 struct kvrelay_security {
   /* NULL: no memory, or the configuration breaks its promise. */

@@ -126,6 +126,37 @@ def mutual():
         check("S83 probes need no certificate", answer == b"\x08\x01", answer)
 
 
+def one_port():
+    """gRPC and raw frames on one port, in plaintext, over TLS and with certificates demanded; and TLS on a port for raw frames alone."""
+    for what, tls, flags in (("plaintext", None, []), ("TLS", False, TRUST), ("mutual TLS", True, TRUST + SHOW)):
+        yaml = pool_yaml([(7, 0, 1, ["type: none"])]) if tls is None else configuration(tls)
+        with Daemon(yaml, "--raw-bind", "127.0.0.1:0") as daemon:
+            address = daemon.wait_for(r"transport=grpc address=(\S+)").group(1)
+            raw = daemon.wait_for(r"transport=raw address=(\S+)").group(1)
+            check(f"B12 one address for both, {what}", raw == address, raw)
+            for target in (address, "raw://" + address):
+                code, said = kvrelay(target, *flags)
+                check(f"B12 one port, {what}: {target.partition('://')[0][:3]}", code == 0, said)
+            code, said = kvrelay("raw://" + address, *([] if flags else TRUST))
+            check(f"B12 one port, {what}: raw frames the other way are refused", code == 69 and (not flags or "TLS" in said), said)
+            if tls:
+                code, said = kvrelay("raw://" + address, *TRUST)
+                check("B12 one port: raw frames without a certificate are refused", code == 69 and "certificate required" in said, said)
+            if tls is not None:
+                check("B12 one port: h2 is preferred", "ALPN protocol: h2" in s_client(address, "-alpn", "kvrelay-raw/1,h2", *client_files(tls)))
+                said = s_client(address, *client_files(tls))
+                check("B12 one port: who names no protocol is refused", "no application protocol" in said, said)
+    with Daemon(configuration(False), "--raw-bind", "localhost:0") as daemon:
+        raw = daemon.wait_for(r"transport=raw address=(\S+)").group(1)
+        check("B12 raw frames over TLS on a port of their own", kvrelay("raw://" + raw, *TRUST)[0] == 0)
+        code, said = kvrelay(raw, *TRUST)
+        check("B12 which gRPC is not served on", code == 69 and "no application protocol" in said, said)
+
+
+def client_files(shown):
+    return ["-cert", path("client.pem"), "-key", path("client.key")] if shown else []
+
+
 class Relay(grpc.GenericRpcHandler):
     """A relay that only says who it is."""
 
@@ -163,8 +194,6 @@ def bad_configurations():
     refused("a key of another certificate", good.replace("server.key", "client.key"), "client.key does not belong to", "--check")
     refused("a file that is not there", good.replace("server.pem", "none.pem"), "none.pem: No such file or directory", "--check")
     refused("names without authorities", configuration(False, [ROUTER]), "relay.tls.allow: needs client_ca", "--check")
-    refused("a raw listener beside TLS", good.replace("  bind:", "  raw_bind: 127.0.0.1:0\n  bind:"), "it would be plaintext", "--check")
-    refused("a raw listener by a flag beside TLS", good, "raw_refused", "--raw-bind", "127.0.0.1:0")
 
 
 def main():
@@ -176,6 +205,7 @@ def main():
     make("stranger", "other", "URI:" + ROUTER)
     server_only()
     mutual()
+    one_port()
     grpcio_serves()
     bad_configurations()
     folder.cleanup()

@@ -1015,8 +1015,8 @@ Test(grpc_wire, S28_the_likely_mistake_is_logged) {
   finish();
 }
 
-static void adopt(void *tcp, int fd, const kvrelay_address *peer) {
-  kvrelay_tcp_server_adopt(tcp, fd, peer, NULL);
+static void adopt(void *tcp, int fd, const kvrelay_address *peer, kvrelay_secure_session *secure) {
+  kvrelay_tcp_server_adopt(tcp, fd, peer, secure);
 }
 
 /* Sends a raw preface and a request for method 9 in two pieces; the answer, at most `cap` bytes. */

@@ -131,8 +131,6 @@ static bool is_pool_name(const char *text) {
 
 static int secure(const options *o) {
   char why[KVRELAY_TLS_WHY_CAP];
-  if (strncmp(o->target, "raw://", 6) == 0)
-    return bad("the raw transport has no TLS", NULL);
   if ((o->tls_cert == NULL) != (o->tls_key == NULL))
     return bad("--tls-cert and --tls-key belong together", NULL);
   if (wire_secure(o->tls_ca, o->tls_cert, o->tls_key, o->tls_name, why))

@@ -19,16 +19,17 @@ bool wire_secure(const char *ca_file, const char *cert_file, const char *key_fil
 
 int wire_open(const char *target, kvrelay_caller *caller, kvrelay_client_transport **out) {
   static const char raw[] = "raw://";
+  kvrelay_security *security = tls != NULL ? kvrelay_tls_security(tls) : NULL;
   if (strncmp(target, raw, sizeof raw - 1) == 0) {
     kvrelay_tcp_client_config cfg = kvrelay_tcp_client_config_default();
     cfg.target = target + sizeof raw - 1;
+    cfg.security = security;
+    cfg.server_name = tls_name;
     return kvrelay_tcp_client_open(&cfg, caller, out);
   }
   kvrelay_grpc_client_config cfg = kvrelay_grpc_client_config_default();
   cfg.target = target;
-  if (tls != NULL) {
-    cfg.security = kvrelay_tls_security(tls);
-    cfg.server_name = tls_name;
-  }
+  cfg.security = security;
+  cfg.server_name = tls_name;
   return kvrelay_grpc_client_open(&cfg, caller, out);
 }

@@ -5,7 +5,7 @@
 
 #include "tls/tls.h"
 
-/* From now on gRPC goes over TLS, as kvrelay_tls_config and kvrelay_grpc_client_config have these;
+/* From now on all goes over TLS, as kvrelay_tls_config and kvrelay_grpc_client_config have these;
  * each may be NULL.  `server_name` must outlive all that is opened.  False: `why` is the reason. */
 bool wire_secure(const char *ca_file, const char *cert_file, const char *key_file,
                  const char *server_name, char why[KVRELAY_TLS_WHY_CAP]);

@@ -584,8 +584,6 @@ static void check_tls(yaml_doc *doc, const config_relay *r) {
   kvrelay_tls *tls = NULL;
   if (r->tls == NULL)
     return;
-  if (r->raw_bind != NULL)
-    yaml_doc_error(doc, "relay/raw_bind", "cannot stand beside relay.tls: it would be plaintext");
   if (r->tls->allow_count > 0 && r->tls->client_ca == NULL) {
     yaml_doc_error(doc, "relay/tls/allow",
                    "needs client_ca: nobody else's names are to be trusted");

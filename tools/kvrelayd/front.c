@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <event2/event.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "grpc/grpc_server.h"
 #include "kvrelay_pb.h"
@@ -68,26 +69,30 @@ static int listening(int err, const char *transport, const char *bind, const cha
   return 69;
 }
 
-static int listen_with(front *f, const char *bind, kvrelay_service *service, const char *transport,
-                       kvrelay_tls *tls, kvrelay_transport **out) {
-  char address[128] = "";
+static kvrelay_security *security(const front *f) {
+  return f->tls != NULL ? kvrelay_tls_security(f->tls) : NULL;
+}
+
+static kvrelay_grpc_server_config grpc_config(front *f, const char *bind) {
   kvrelay_grpc_server_config cfg = kvrelay_grpc_server_config_default();
   cfg.bind = bind;
   cfg.base = f->base;
-  cfg.security = tls != NULL ? kvrelay_tls_security(tls) : NULL;
   cfg.log = on_transport_log;
-  const int err = kvrelay_grpc_server_open(&cfg, service, out);
-  if (err == KVRELAY_TRANSPORT_OK)
-    kvrelay_grpc_server_address(*out, address, sizeof address);
-  return listening(err, transport, bind, address);
+  return cfg;
 }
 
-int front_listen(front *f, const char *bind) {
-  return listen_with(f, bind, &f->all.base, "grpc", f->tls, &f->grpc);
+static int listen_with(const kvrelay_grpc_server_config *cfg, kvrelay_service *service,
+                       const char *transport, kvrelay_transport **out) {
+  char address[128] = "";
+  const int err = kvrelay_grpc_server_open(cfg, service, out);
+  if (err == KVRELAY_TRANSPORT_OK)
+    kvrelay_grpc_server_address(*out, address, sizeof address);
+  return listening(err, transport, cfg->bind, address);
 }
 
 int front_listen_probes(front *f, const char *bind) {
-  return listen_with(f, bind, kvrelay_grpc_health_base(f->health), "health", NULL, &f->probes);
+  const kvrelay_grpc_server_config cfg = grpc_config(f, bind);
+  return listen_with(&cfg, kvrelay_grpc_health_base(f->health), "health", &f->probes);
 }
 
 static void on_raw_ready(evutil_socket_t fd, short what, void *argument) {
@@ -98,23 +103,59 @@ static void on_raw_ready(evutil_socket_t fd, short what, void *argument) {
 
 static void on_raw_due(void *argument) { (void)argument; /* the same */ }
 
-int front_listen_raw(front *f, const char *bind) {
+/* `bind` NULL: connections come from the listener of gRPC. */
+static int open_raw(front *f, const char *bind) {
   char address[128] = "";
   kvrelay_tcp_server_config cfg = kvrelay_tcp_server_config_default();
   cfg.bind = bind;
+  cfg.security = security(f);
   cfg.log = on_transport_log;
   const int err = kvrelay_tcp_server_open(&cfg, kvrelay_relay_service_base(f->relay), &f->raw);
   if (err == KVRELAY_TRANSPORT_OK)
     kvrelay_tcp_server_address(f->raw, address, sizeof address);
-  const int code = listening(err, "raw", bind, address);
-  if (code != 0)
-    return code;
+  if (bind != NULL || err != KVRELAY_TRANSPORT_OK) {
+    const int code = listening(err, "raw", bind != NULL ? bind : "shared", address);
+    if (code != 0)
+      return code;
+  }
   f->raw_ready =
       event_new(f->base, kvrelay_tcp_server_fd(f->raw), EV_READ | EV_PERSIST, on_raw_ready, NULL);
   return f->raw_ready != NULL && event_add(f->raw_ready, NULL) == 0 &&
                  kvrelay_timer_open(&f->raw_due, f->base, on_raw_due, f) == KVRELAY_TRANSPORT_OK
              ? 0
              : 71;
+}
+
+/* On the way out there may be nobody left to take it. */
+static void on_shared(void *front_, int fd, const kvrelay_address *peer,
+                      kvrelay_secure_session *secure) {
+  front *f = front_;
+  if (f->raw != NULL) {
+    kvrelay_tcp_server_adopt(f->raw, fd, peer, secure);
+    return;
+  }
+  if (secure != NULL)
+    secure->close(secure);
+  close(fd);
+}
+
+int front_listen(front *f, const char *bind, const char *raw_bind) {
+  const bool shared = bind != NULL && raw_bind != NULL && strcmp(bind, raw_bind) == 0;
+  char address[128];
+  int code = shared ? open_raw(f, NULL) : 0;
+  if (code == 0 && bind != NULL) {
+    kvrelay_grpc_server_config cfg = grpc_config(f, bind);
+    cfg.security = security(f);
+    cfg.raw = shared ? on_shared : NULL;
+    cfg.raw_context = f;
+    code = listen_with(&cfg, &f->all.base, "grpc", &f->grpc);
+  }
+  if (code != 0 || raw_bind == NULL)
+    return code;
+  if (!shared)
+    return open_raw(f, raw_bind);
+  kvrelay_grpc_server_address(f->grpc, address, sizeof address);
+  return listening(KVRELAY_TRANSPORT_OK, "raw", bind, address);
 }
 
 void front_ready(front *f) {

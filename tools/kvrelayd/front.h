@@ -34,12 +34,11 @@ int front_open(front *f, kvrelay_relay *relay, struct event_base *base);
 /* Before front_listen, which then takes TLS only; probes stay plaintext (they show no certificate).
  * 0, or an exit code after a log line. */
 int front_secure(front *f, const kvrelay_tls_config *cfg);
-/* Listens for everybody, or for probes alone: those see health and nothing else.  0, or an exit
- * code after a log line. */
-int front_listen(front *f, const char *bind);
+/* Listens for everybody, over gRPC and over raw frames: with one listener for both if the two
+ * texts are the same.  NULL: not over that.  0, or an exit code after a log line. */
+int front_listen(front *f, const char *bind, const char *raw_bind);
+/* Listens for probes alone: those see health and nothing else.  As front_listen. */
 int front_listen_probes(front *f, const char *bind);
-/* Listens for everybody, over raw frames; as front_listen. */
-int front_listen_raw(front *f, const char *bind);
 /* Health is SERVING. */
 void front_ready(front *f);
 /* Health is NOT_SERVING; listeners close, and connections within `grace_ns`. */

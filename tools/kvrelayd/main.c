@@ -31,7 +31,8 @@ static const char usage[] =
     "it\n"
     "  --raw-bind ADDRESS:PORT\n"
     "                       listener of the raw transport, instead of $KVRELAY_RAW_BIND, else "
-    "relay.raw_bind\n"
+    "relay.raw_bind;\n"
+    "                       when it reads as gRPC's does, one listener serves both\n"
     "  --health-bind ADDRESS:PORT\n"
     "                       a second listener that knows gRPC's health service alone, for probes\n"
     "  --sources-file FILE  serve only the namespaces of this JSON file, read again every second;\n"
@@ -182,16 +183,9 @@ static int open_all(daemon_ *d, const config *c, const plan *p, const flags *giv
     code = front_secure(&d->front, &tls);
   }
   const char *bind = given->bind != NULL ? given->bind : c->relay.bind;
-  if (code == 0 && bind != NULL)
-    code = front_listen(&d->front, bind);
   const char *raw_bind = given->raw_bind != NULL ? given->raw_bind : c->relay.raw_bind;
-  if (code == 0 && raw_bind != NULL && c->relay.tls != NULL) {
-    log_event(LOG_ERROR, "raw_refused",
-              "note=\"the raw transport has no TLS and relay.tls is set\"");
-    code = 78;
-  }
-  if (code == 0 && raw_bind != NULL)
-    code = front_listen_raw(&d->front, raw_bind);
+  if (code == 0)
+    code = front_listen(&d->front, bind, raw_bind);
   if (code == 0 && given->health_bind != NULL)
     code = front_listen_probes(&d->front, given->health_bind);
   if (code == 0 && bind == NULL && raw_bind == NULL)

@@ -358,10 +358,10 @@ static void on_tick(kvrelay_grpc_link *link, uint64_t now) {
       link, nghttp2_submit_ping(link->session, NGHTTP2_FLAG_NONE, keepalive_ping));
 }
 
-static void on_given_away(kvrelay_grpc_link *link, int fd) {
+static void on_given_away(kvrelay_grpc_link *link, int fd, kvrelay_secure_session *secure) {
   const connection *conn = connection_of(link);
   const kvrelay_grpc_server_config *cfg = &conn->server->cfg;
-  cfg->raw(cfg->raw_context, fd, &conn->peer);
+  cfg->raw(cfg->raw_context, fd, &conn->peer, secure);
 }
 
 static void on_secured(kvrelay_grpc_link *link) {
@@ -402,6 +402,7 @@ void kvrelay_grpc_connection_open(server *s, int fd, const kvrelay_address *peer
   const nghttp2_settings_entry settings[] = {
       {NGHTTP2_SETTINGS_MAX_CONCURRENT_STREAMS, s->cfg.max_concurrent_streams},
       {NGHTTP2_SETTINGS_MAX_HEADER_LIST_SIZE, (uint32_t)MAX_HEADER_LIST_BYTES}};
+  conn->link.foreign_protocol = s->cfg.raw != NULL ? KVRELAY_SECURE_RAW : NULL;
   if (kvrelay_grpc_link_open(&conn->link, &s->loop, &link_events, fd,
                              s->cfg.output_threshold / SOCKET_SHARE) != KVRELAY_TRANSPORT_OK ||
       (s->cfg.security != NULL &&
@@ -415,7 +416,7 @@ void kvrelay_grpc_connection_open(server *s, int fd, const kvrelay_address *peer
     kvrelay_grpc_connection_free(conn);
     return;
   }
-  if (s->cfg.raw != NULL)
+  if (s->cfg.raw != NULL && s->cfg.security == NULL)
     conn->link.foreign_first = 'K';
   kvrelay_grpc_server_say(s, KVRELAY_GRPC_LOG_DEBUG, "connection_opened", conn, "accepted");
   kvrelay_grpc_link_rearm(&conn->link);

@@ -322,6 +322,17 @@ static void link_feed(kvrelay_grpc_link *link, const uint8_t *bytes, size_t len)
   }
 }
 
+static void link_give_away(kvrelay_grpc_link *link) {
+  const int fd = link->fd;
+  kvrelay_secure_session *secure = link->secure;
+  event_del(link->readable); /* before somebody else watches or closes it */
+  event_del(link->writable);
+  link->fd = -1;
+  link->secure = NULL;
+  kvrelay_grpc_link_fail(link, KVRELAY_TRANSPORT_CLOSED, "given away");
+  link->events->given_away(link, fd, secure);
+}
+
 /* Hands the socket over if its first byte says that it is not ours. */
 static void link_tell_apart(kvrelay_grpc_link *link) {
   uint8_t first;
@@ -329,13 +340,8 @@ static void link_tell_apart(kvrelay_grpc_link *link) {
     return; /* what it is instead, the read that follows tells */
   bool foreign = first == link->foreign_first;
   link->foreign_first = 0;
-  if (!foreign)
-    return;
-  int fd = link->fd;
-  event_del(link->readable); /* before somebody else watches or closes it */
-  link->fd = -1;
-  kvrelay_grpc_link_fail(link, KVRELAY_TRANSPORT_CLOSED, "given away");
-  link->events->given_away(link, fd);
+  if (foreign)
+    link_give_away(link);
 }
 
 /* Bytes that came; 0: none now, or none any more. */
@@ -382,6 +388,9 @@ static bool link_shake(kvrelay_grpc_link *link) {
     link->shaking = false;
     if (link->events->secured != NULL)
       link->events->secured(link);
+    if (link->foreign_protocol != NULL &&
+        strcmp(link->secure->protocol, link->foreign_protocol) == 0)
+      link_give_away(link);
   } else if (link->secure->wants_write) {
     link_await_writable(link);
   }
@@ -458,7 +467,10 @@ int kvrelay_grpc_link_open(kvrelay_grpc_link *link, kvrelay_grpc_loop *loop,
 
 int kvrelay_grpc_link_secure(kvrelay_grpc_link *link, kvrelay_security *security,
                              const char *peer_name) {
-  const kvrelay_secure_config cfg = {link->fd, "h2", true, peer_name};
+  char protocols[64] = "h2";
+  if (link->foreign_protocol != NULL)
+    snprintf(protocols, sizeof protocols, "h2,%s", link->foreign_protocol);
+  const kvrelay_secure_config cfg = {link->fd, protocols, true, peer_name};
   link->secure = security->session(security, &cfg);
   link->shaking = link->secure != NULL;
   return link->shaking ? KVRELAY_TRANSPORT_OK : KVRELAY_TRANSPORT_ERR_MEMORY;

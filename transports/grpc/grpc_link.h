@@ -55,8 +55,9 @@ typedef struct kvrelay_grpc_link_events {
   /* The connection is over, for `link->err` and `link->text`.  The owner frees the link now.  Never
    * called from inside an nghttp2 callback. */
   void (*gone)(kvrelay_grpc_link *link);
-  /* With `foreign_first`: a connection that begins with this byte.  Takes `fd`; `gone` follows. */
-  void (*given_away)(kvrelay_grpc_link *link, int fd);
+  /* With `foreign_first`: a connection that begins with this byte; with `foreign_protocol`: one
+   * that has agreed on it, and its session.  Takes both; `gone` follows. */
+  void (*given_away)(kvrelay_grpc_link *link, int fd, kvrelay_secure_session *secure);
 } kvrelay_grpc_link_events;
 
 struct kvrelay_grpc_link {
@@ -76,7 +77,8 @@ struct kvrelay_grpc_link {
   kvrelay_secure_session *secure; /* NULL: plaintext */
   uint8_t
       foreign_first; /* first byte of another protocol, which is left unread; 0: none, or told */
-  bool shaking;      /* the handshake is not done: nothing else is sent or received */
+  const char *foreign_protocol; /* offered besides "h2"; NULL: none */
+  bool shaking;                 /* the handshake is not done: nothing else is sent or received */
   bool is_kicked;
   bool no_linger; /* closes without waiting for the peer */
   bool closing;   /* send what is in `out`, then shut down */

@@ -191,8 +191,8 @@ kvrelay_grpc_server_config kvrelay_grpc_server_config_default(void) {
 int kvrelay_grpc_server_open(const kvrelay_grpc_server_config *cfg, kvrelay_service *service,
                              kvrelay_transport **out) {
   if (cfg == NULL || service == NULL || cfg->bind == NULL || cfg->output_threshold < SOCKET_SHARE ||
-      (cfg->security != NULL && cfg->raw != NULL) || cfg->max_connections == 0 ||
-      cfg->max_connections_per_peer == 0 || cfg->max_concurrent_streams == 0)
+      cfg->max_connections == 0 || cfg->max_connections_per_peer == 0 ||
+      cfg->max_concurrent_streams == 0)
     return KVRELAY_TRANSPORT_ERR_ARG;
   server *s = calloc(1, sizeof *s);
   if (s == NULL)

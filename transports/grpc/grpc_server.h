@@ -45,11 +45,12 @@ typedef struct kvrelay_grpc_server_config {
   unsigned response_encodings;
   bool request_metadata; /* keep it for kvrelay_grpc_server_metadata; false, the default: ignore it
                           */
-  /* Takes connections that begin as those of the raw transport do, with nothing read yet, so that
-   * one listener serves both: kvrelay_tcp_server_adopt.  The first word is then the client's, up to
-   * `handshake_timeout_ns`.  NULL: they are refused.  Not with
-   * `security`: it would let strangers in. */
-  void (*raw)(void *context, int fd, const kvrelay_address *peer);
+  /* Takes connections of the raw transport, so that one listener serves both:
+   * kvrelay_tcp_server_adopt.  In plaintext these are the ones that begin like it, and nothing is
+   * read yet: the first word is then the client's, up to `handshake_timeout_ns`.  With `security`
+   * they are those that have agreed on it (ALPN), and `secure` is the session.  NULL: they are
+   * refused. */
+  void (*raw)(void *context, int fd, const kvrelay_address *peer, kvrelay_secure_session *secure);
   void *raw_context;
   /* What operators should know; texts are terminated and printable, valid during the call.  May be
    * NULL. */

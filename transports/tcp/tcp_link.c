@@ -559,7 +559,7 @@ int kvrelay_tcp_link_open(kvrelay_tcp_link *link, kvrelay_tcp_hub *hub,
   kvrelay_secure_session *session = NULL;
   int err = KVRELAY_TRANSPORT_OK;
   if (cfg->security != NULL) {
-    const kvrelay_secure_config secure = {fd, KVRELAY_TCP_PROTOCOL, !cfg->from_client,
+    const kvrelay_secure_config secure = {fd, KVRELAY_SECURE_RAW, !cfg->from_client,
                                           cfg->peer_name};
     session = cfg->security->session(cfg->security, &secure);
     if (session == NULL)

@@ -9,7 +9,6 @@
 #include "tcp_loop.h"
 
 #define KVRELAY_TCP_SECOND_NS UINT64_C(1000000000)
-#define KVRELAY_TCP_PROTOCOL "kvrelay-raw/1" /* in ALPN */
 #define KVRELAY_TCP_OUT_FILL ((size_t)65536) /* waiting bytes above which no more is produced */
 
 typedef struct kvrelay_tcp_link kvrelay_tcp_link;
