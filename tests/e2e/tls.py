@@ -3,6 +3,8 @@
 """TLS and mutual TLS between kvrelayd, kvrelay and programs of others: grpcio on either side, curl, openssl s_client."""
 
 import os
+import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -183,6 +185,32 @@ def grpcio_serves():
         server.stop(0)
 
 
+def reload():
+    """HUP reads the files again: for handshakes, not for connections; those that cannot be used change nothing."""
+    def replace(name):
+        for end in (".pem", ".key"):
+            shutil.copyfile(path(name + end), path("server" + end))
+
+    with Daemon(configuration(mutual=False)) as daemon, \
+            grpc.secure_channel(daemon.wait_for(r"transport=grpc address=(\S+)").group(1), credentials()) as kept:
+        address = daemon.wait_for(r"transport=grpc address=(\S+)").group(1)
+        old, new = TRUST, ["--tls-ca", path("other.pem")]
+        call = kept.unary_unary(INFO, pb.RelayInfoRequest.SerializeToString, pb.RelayInfo.FromString)
+        check("S103 before", call(pb.RelayInfoRequest(contract_marker=MARKER), timeout=3).contract_marker == MARKER)
+        for name, text, served, refused in (("successor", "event=tls ", new, old), ("mixed", "event=tls_failed .*does not belong to", new, old),
+                                            ("first", "event=tls ", old, new)):
+            replace(name)
+            before = len(daemon.lines)
+            daemon.process.send_signal(signal.SIGHUP)
+            check(f"S103 {name}: the log says so", daemon.wait_for(text, after=before) is not None)
+            code, told = kvrelay(address, *served)
+            check(f"S103 {name}: whom it serves", code == 0, told)
+            code, told = kvrelay(address, *refused)
+            check(f"S103 {name}: whom it does not", code == 69, told)
+            again = call(pb.RelayInfoRequest(contract_marker=MARKER), timeout=3)
+            check(f"S103 {name}: a connection that was there stays", again.contract_marker == MARKER)
+
+
 def bad_configurations():
     def refused(name, yaml, text, *arguments):
         with open(path("bad.yaml"), "w", encoding="utf-8") as file:
@@ -203,9 +231,14 @@ def main():
     make("client", "ca", "URI:" + ROUTER)
     make("nobody", "ca", "URI:spiffe://example/nobody,DNS:nobody.example")
     make("stranger", "other", "URI:" + ROUTER)
+    make("successor", "other", "IP:127.0.0.1,DNS:localhost")
+    for end, of in ((".pem", "successor"), (".key", "client")):
+        shutil.copyfile(path(of + end), path("mixed" + end))
+        shutil.copyfile(path("server" + end), path("first" + end))
     server_only()
     mutual()
     one_port()
+    reload()
     grpcio_serves()
     bad_configurations()
     folder.cleanup()

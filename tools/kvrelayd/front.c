@@ -44,18 +44,33 @@ static void on_tls_warning(void *context, const char *text) {
   on_transport_log(context, LOG_WARN, "tls_warning", text);
 }
 
-int front_secure(front *f, const kvrelay_tls_config *given) {
-  char why[KVRELAY_TLS_WHY_CAP], quoted[LOG_QUOTE_CAP];
-  kvrelay_tls_config cfg = *given;
-  cfg.warn = on_tls_warning;
-  if (kvrelay_tls_open(&cfg, &f->tls, why) != KVRELAY_TRANSPORT_OK) {
-    log_event(LOG_ERROR, "tls_failed", "text=%s", log_quote(why, strlen(why), quoted));
-    return 78;
-  }
-  log_event(LOG_INFO, "tls", "client_certificates=%s cert_expires=%lld client_ca_expires=%lld",
-            cfg.ca_file != NULL ? "required" : "no", (long long)kvrelay_tls_cert_not_after(f->tls),
-            (long long)kvrelay_tls_ca_not_after(f->tls));
-  return 0;
+/* True when the files are in use now; `why` says why not. */
+static bool secured(const front *f, int err, const char *why, const char *note) {
+  char quoted[LOG_QUOTE_CAP];
+  if (err != KVRELAY_TRANSPORT_OK)
+    log_event(LOG_ERROR, "tls_failed", "text=%s note=\"%s\"", log_quote(why, strlen(why), quoted),
+              note);
+  else
+    log_event(LOG_INFO, "tls", "client_certificates=%s cert_expires=%lld client_ca_expires=%lld",
+              f->tls_files.ca_file != NULL ? "required" : "no",
+              (long long)kvrelay_tls_cert_not_after(f->tls),
+              (long long)kvrelay_tls_ca_not_after(f->tls));
+  return err == KVRELAY_TRANSPORT_OK;
+}
+
+int front_secure(front *f, const kvrelay_tls_config *cfg) {
+  char why[KVRELAY_TLS_WHY_CAP] = "";
+  f->tls_files = *cfg;
+  f->tls_files.warn = on_tls_warning;
+  const int err = kvrelay_tls_open(&f->tls_files, &f->tls, why);
+  return secured(f, err, why, "nothing is served") ? 0 : 78;
+}
+
+void front_reload(front *f) {
+  char why[KVRELAY_TLS_WHY_CAP] = "";
+  if (f->tls != NULL)
+    (void)secured(f, kvrelay_tls_reload(f->tls, &f->tls_files, why), why,
+                  "the files read before stay in use");
 }
 
 /* 0, or an exit code, after a log line. */

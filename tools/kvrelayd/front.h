@@ -18,6 +18,7 @@ typedef struct front {
   kvrelay_grpc_reflection *reflection;
   kvrelay_mux all;
   kvrelay_tls *tls;                       /* NULL: plaintext */
+  kvrelay_tls_config tls_files;           /* of front_secure */
   kvrelay_transport *grpc, *probes, *raw; /* NULL: not asked for, or ended */
   struct event *raw_ready;                /* raw has a loop of its own, inside of `base`: ... */
   kvrelay_timer raw_due;                  /* ... these two end a turn for it */
@@ -32,8 +33,11 @@ typedef struct front {
  * 0, or an exit code. */
 int front_open(front *f, kvrelay_relay *relay, struct event_base *base);
 /* Before front_listen, which then takes TLS only; probes stay plaintext (they show no certificate).
- * 0, or an exit code after a log line. */
+ * What `cfg` points to must outlive the front.  0, or an exit code after a log line. */
 int front_secure(front *f, const kvrelay_tls_config *cfg);
+/* Reads the files of front_secure again, for handshakes from now on.  Files that cannot be used are
+ * logged and change nothing. */
+void front_reload(front *f);
 /* Listens for everybody, over gRPC and over raw frames: with one listener for both if the two
  * texts are the same.  NULL: not over that.  0, or an exit code after a log line. */
 int front_listen(front *f, const char *bind, const char *raw_bind);

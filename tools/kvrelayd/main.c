@@ -43,7 +43,8 @@ static const char usage[] =
     "Exit codes: 0 stopped in order or check fine, 64 bad flags, 69 an address cannot be bound or "
     "a file cannot be read,\n"
     "70 internal failure, 71 the system refused something, 78 configuration not valid.\n"
-    "SIGTERM or SIGINT stop in order; a second one stops at once.\n";
+    "SIGTERM or SIGINT stop in order; a second one stops at once.  SIGHUP reads the files of "
+    "relay.tls again.\n";
 
 /* Of the command line; NULL: not given. */
 typedef struct flags {
@@ -53,7 +54,7 @@ typedef struct flags {
 
 typedef struct daemon {
   struct event_base *base;
-  struct event *term, *interrupt;
+  struct event *term, *interrupt, *hangup;
   kvrelay_timer deadline;
   scope scope;
   serve serve;
@@ -67,6 +68,14 @@ static void on_stop(evutil_socket_t signal_number, short what, void *argument) {
   if (++d->stops > 1)
     _Exit(0);
   log_event(LOG_INFO, "stopping", "signal=%d", (int)signal_number);
+}
+
+static void on_hangup(evutil_socket_t signal_number, short what, void *argument) {
+  daemon_ *d = argument;
+  (void)signal_number;
+  (void)what;
+  log_event(LOG_INFO, "reload", "tls=%s", d->front.tls != NULL ? "yes" : "no");
+  front_reload(&d->front);
 }
 
 static void on_deadline(void *daemon) { (void)daemon; /* waking the loop is all it is for */ }
@@ -145,14 +154,15 @@ static int run(daemon_ *d) {
 
 static int open_signals(daemon_ *d) {
   signal(SIGPIPE, SIG_IGN);
-  signal(SIGHUP, SIG_IGN); /* a closed terminal does not end a relay */
   d->base = event_base_new();
   if (d->base == NULL)
     return 71;
   d->term = evsignal_new(d->base, SIGTERM, on_stop, d);
   d->interrupt = evsignal_new(d->base, SIGINT, on_stop, d);
-  bool ok = d->term != NULL && d->interrupt != NULL && event_add(d->term, NULL) == 0 &&
-            event_add(d->interrupt, NULL) == 0;
+  d->hangup = evsignal_new(d->base, SIGHUP, on_hangup, d); /* a closed terminal ends no relay */
+  bool ok = d->term != NULL && d->interrupt != NULL && d->hangup != NULL &&
+            event_add(d->term, NULL) == 0 && event_add(d->interrupt, NULL) == 0 &&
+            event_add(d->hangup, NULL) == 0;
   return ok && kvrelay_timer_open(&d->deadline, d->base, on_deadline, d) == KVRELAY_TRANSPORT_OK
              ? 0
              : 71;
@@ -163,6 +173,8 @@ static void close_signals(daemon_ *d) {
     event_free(d->term);
   if (d->interrupt != NULL)
     event_free(d->interrupt);
+  if (d->hangup != NULL)
+    event_free(d->hangup);
   kvrelay_timer_close(&d->deadline);
   if (d->base != NULL)
     event_base_free(d->base);

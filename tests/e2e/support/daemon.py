@@ -77,12 +77,12 @@ class Daemon:
             self.lines.append("")
             self.changed.notify_all()
 
-    def wait_for(self, pattern, timeout_s=30.0):
-        """The first log line that matches, or an exception with the whole log."""
+    def wait_for(self, pattern, timeout_s=30.0, after=0):
+        """The first log line that matches, of those after the first so many; or an exception with the whole log."""
         deadline = time.monotonic() + timeout_s
         with self.changed:
             while True:
-                for line in self.lines:
+                for line in self.lines[after:]:
                     match = re.search(pattern, line)
                     if match:
                         return match
