@@ -147,6 +147,9 @@ struct kvrelay_client_transport {
   void (*cancel)(kvrelay_client_transport *t, uint32_t call); /* unknown numbers are ignored */
   /* Closes the connection and opens a new one (after the backoff). */
   void (*reconnect)(kvrelay_client_transport *t);
+  /* Of the last connection that was told READY: when the server's certificate ends, in unix
+   * seconds; 0: it showed none.  Only read. */
+  int64_t peer_not_after;
 };
 
 #endif /* KVRELAY_TRANSPORT_H */

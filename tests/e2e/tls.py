@@ -81,6 +81,9 @@ def server_only():
         check("S100 grpcio is served over TLS", ask(address) == MARKER, ask(address))
         code, said = kvrelay(address, *TRUST)
         check("C16 kvrelay is served over TLS", code == 0, said)
+        ends = subprocess.run(["openssl", "x509", "-in", path("server.pem"), "-noout", "-enddate", "-dateopt", "iso_8601"], capture_output=True, text=True)
+        ends = ends.stdout.strip().removeprefix("notAfter=").replace(" ", "T")
+        check("C16 kvrelay says when the certificate ends", f"certificate  until {ends}\n" in said, f"{said} {ends}")
         code, said = kvrelay(address, "--tls")
         check("C16 the system's authorities do not know ours", code == 69 and "not trusted" in said, said)
         code, said = kvrelay(address, *TRUST, "--tls-server-name", "other.example")
@@ -138,7 +141,7 @@ def one_port():
             check(f"B12 one address for both, {what}", raw == address, raw)
             for target in (address, "raw://" + address):
                 code, said = kvrelay(target, *flags)
-                check(f"B12 one port, {what}: {target.partition('://')[0][:3]}", code == 0, said)
+                check(f"B12 one port, {what}: {target.partition('://')[0][:3]}", code == 0 and ("certificate" in said) == (tls is not None), said)
             code, said = kvrelay("raw://" + address, *([] if flags else TRUST))
             check(f"B12 one port, {what}: raw frames the other way are refused", code == 69 and (not flags or "TLS" in said), said)
             if tls:

@@ -3,6 +3,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 
 #include "kvrelay_pb.h"
 #include "session.h"
@@ -87,10 +88,20 @@ static void on_end(kvrelay_caller *self, uint32_t call, const kvrelay_status *st
   fail(a, EXIT_FINE);
 }
 
+/* "2027-01-31T12:00:00Z" */
+static const char *day(int64_t unix_s, char out[32]) {
+  const time_t at = (time_t)unix_s;
+  struct tm utc;
+  if (gmtime_r(&at, &utc) == NULL || strftime(out, 32, "%Y-%m-%dT%H:%M:%SZ", &utc) == 0)
+    return "a time beyond telling";
+  return out;
+}
+
 static int show(const asking *a) {
   const kvrelay_envelope *e = &a->info.envelope;
   double ms = (double)(a->answered_ns - a->asked_ns) / 1e6;
   kvrelay_verdict v = kvrelay_check_envelope(e);
+  char until[32];
   if (a->decoded != KVRELAY_OK || v.class_ != KVRELAY_CLASS_OK) {
     fprintf(stderr,
             "kvrelay: %s speaks another contract: %s (marker 0x%08" PRIx32 ", version %" PRIu32
@@ -103,12 +114,14 @@ static int show(const asking *a) {
   }
   if (a->o->json) {
     print_json(json_pack(
-        "{s:o, s:o, s:o, s:o, s:o, s:f}", "target", json_text(text_of(a->o->target)),
+        "{s:o, s:o, s:o, s:o, s:o, s:f, s:o}", "target", json_text(text_of(a->o->target)),
         "protocol_version", json_u64(e->protocol_version), "contract_marker",
         json_u64(e->contract_marker), "drt_instance_id",
         e->relay_present ? json_hex(e->relay.drt_instance_id) : json_null(), "relay_incarnation",
-        e->relay_present ? json_hex(e->relay.relay_incarnation) : json_null(), "round_trip_ms",
-        ms));
+        e->relay_present ? json_hex(e->relay.relay_incarnation) : json_null(), "round_trip_ms", ms,
+        "certificate_not_after",
+        a->wire->peer_not_after != 0 ? json_text(text_of(day(a->wire->peer_not_after, until)))
+                                     : json_null()));
     return EXIT_FINE;
   }
   printf("relay        %s\n", a->o->target);
@@ -119,6 +132,8 @@ static int show(const asking *a) {
   else
     printf("incarnation  not told\n");
   printf("round trip   %.2f ms\n", ms);
+  if (a->wire->peer_not_after != 0)
+    printf("certificate  until %s\n", day(a->wire->peer_not_after, until));
   return EXIT_FINE;
 }
 

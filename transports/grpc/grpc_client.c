@@ -193,7 +193,7 @@ int kvrelay_grpc_client_open(const kvrelay_grpc_client_config *cfg, kvrelay_call
   if (k == NULL)
     return KVRELAY_TRANSPORT_ERR_MEMORY;
   k->base = (kvrelay_client_transport){
-      {on_run_once, on_wake, on_stop, on_close, on_now_ns}, on_call, on_cancel, on_reconnect};
+      {on_run_once, on_wake, on_stop, on_close, on_now_ns}, on_call, on_cancel, on_reconnect, 0};
   k->cfg = *cfg;
   k->caller = caller;
   k->state = CLIENT_WAITING;
@@ -224,9 +224,4 @@ int kvrelay_grpc_client_open(const kvrelay_grpc_client_config *cfg, kvrelay_call
   }
   on_close(&k->base.base);
   return err;
-}
-
-int64_t kvrelay_grpc_client_peer_not_after(const kvrelay_client_transport *t) {
-  const client *k = client_of(&t->base);
-  return client_has_link(k) && k->link.secure != NULL ? k->link.secure->peer_not_after : 0;
 }

@@ -52,9 +52,6 @@ kvrelay_grpc_client_config kvrelay_grpc_client_config_default(void);
  */
 int kvrelay_grpc_client_open(const kvrelay_grpc_client_config *cfg, kvrelay_caller *caller,
                              kvrelay_client_transport **out);
-/* With `security` and while connected: the end of the server's certificate in unix seconds.  0: not
- * known. */
-int64_t kvrelay_grpc_client_peer_not_after(const kvrelay_client_transport *client);
 
 /*
  * ---- calls of any shape ----

@@ -23,6 +23,7 @@ static void on_settings(client *k) {
   k->backoff_ns = k->cfg.backoff_first_ns;
   k->ping_at_ns = later_by(now, k->keepalive_ns);
   kvrelay_grpc_link_rearm(&k->link);
+  k->base.peer_not_after = k->link.secure != NULL ? k->link.secure->peer_not_after : 0;
   k->caller->connection(k->caller, KVRELAY_CONNECTION_READY, KVRELAY_TRANSPORT_OK, "",
                         KVRELAY_TIME_NONE, now);
 }

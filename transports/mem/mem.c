@@ -522,7 +522,8 @@ int kvrelay_mem_open(const kvrelay_mem_config *cfg, kvrelay_service *service,
   m->client = (mem_client){{{client_run, server_wake, client_stop, client_close, client_now},
                             client_call,
                             client_cancel,
-                            client_reconnect},
+                            client_reconnect,
+                            0},
                            m};
   m->copies_left = m->turn_steps = SIZE_MAX;
   empty_lane(&m->up);

@@ -187,6 +187,7 @@ static void on_preface(kvrelay_tcp_link *link, int err, const kvrelay_raw_prefac
     k->backoff_ns = k->cfg.backoff_first_ns;
     k->max_streams = preface->max_streams;
     k->max_request = preface->max_frame;
+    k->base.peer_not_after = link->secure != NULL ? link->secure->peer_not_after : 0;
     k->caller->connection(k->caller, KVRELAY_CONNECTION_READY, KVRELAY_TRANSPORT_OK, "",
                           KVRELAY_TIME_NONE, k->hub.now_ns);
     break;
@@ -467,7 +468,7 @@ int kvrelay_tcp_client_open(const kvrelay_tcp_client_config *cfg, kvrelay_caller
   if (k == NULL)
     return KVRELAY_TRANSPORT_ERR_MEMORY;
   k->base = (kvrelay_client_transport){
-      {on_run_once, on_wake, on_stop, on_close, on_now_ns}, on_call, on_cancel, on_reconnect};
+      {on_run_once, on_wake, on_stop, on_close, on_now_ns}, on_call, on_cancel, on_reconnect, 0};
   k->cfg = *cfg;
   k->caller = caller;
   k->state = CLIENT_WAITING;
