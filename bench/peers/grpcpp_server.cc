@@ -4,7 +4,9 @@
 // threads, messages as slices that were made before and are shared by all writes, and a hint that
 // more follows, so that small writes are gathered. GetRelayInfo goes through the generated classes,
 // as every server has it. grpcpp_server FOLDER prints "listening ADDRESS" and ends with its
-// standard input. INTEROP_TLS as tls.h has it.
+// standard input. INTEROP_TLS as tls.h has it. With "synchronous" behind FOLDER it serves
+// GetRelayInfo alone, through the API that most servers in C++ are written with: a function that
+// returns the answer.
 
 #include <grpcpp/grpcpp.h>
 
@@ -82,6 +84,13 @@ private:
   unsigned long left_;
 };
 
+void Answer(const v1::RelayInfoRequest *request, v1::RelayInfo *answer) {
+  answer->set_protocol_version(1);
+  answer->mutable_relay()->set_drt_instance_id(0x1234567890abcdefu);
+  answer->mutable_relay()->set_relay_incarnation(0x0fedcba987654321u);
+  answer->set_contract_marker(request->contract_marker());
+}
+
 using Base = v1::KvEventRelay::WithRawCallbackMethod_SubscribeKvPool<
     v1::KvEventRelay::WithCallbackMethod_GetRelayInfo<v1::KvEventRelay::Service>>;
 
@@ -98,10 +107,7 @@ public:
   grpc::ServerUnaryReactor *GetRelayInfo(grpc::CallbackServerContext *context,
                                          const v1::RelayInfoRequest *request,
                                          v1::RelayInfo *answer) override {
-    answer->set_protocol_version(1);
-    answer->mutable_relay()->set_drt_instance_id(0x1234567890abcdefu);
-    answer->mutable_relay()->set_relay_incarnation(0x0fedcba987654321u);
-    answer->set_contract_marker(request->contract_marker());
+    Answer(request, answer);
     grpc::ServerUnaryReactor *const reactor = context->DefaultReactor();
     reactor->Finish(grpc::Status::OK);
     return reactor;
@@ -126,18 +132,28 @@ private:
   v1::FilterUpdate model_;
 };
 
+class Synchronous final : public v1::KvEventRelay::Service {
+  grpc::Status GetRelayInfo(grpc::ServerContext *, const v1::RelayInfoRequest *request,
+                            v1::RelayInfo *answer) override {
+    Answer(request, answer);
+    return grpc::Status::OK;
+  }
+};
+
 } // namespace
 
 int main(int argc, char **argv) {
-  if (argc != 2) {
-    std::cerr << "usage: grpcpp_server FOLDER\n";
+  const bool synchronous = argc == 3 && argv[2] == std::string("synchronous");
+  if (argc != 2 && !synchronous) {
+    std::cerr << "usage: grpcpp_server FOLDER [synchronous]\n";
     return 2;
   }
   Relay relay(argv[1]);
+  Synchronous plain;
   grpc::ServerBuilder builder;
   int port = 0;
   builder.AddListeningPort("127.0.0.1:0", interop::ServerCredentials(), &port);
-  builder.RegisterService(&relay);
+  builder.RegisterService(synchronous ? static_cast<grpc::Service *>(&plain) : &relay);
   const std::unique_ptr<grpc::Server> server(builder.BuildAndStart());
   if (server == nullptr)
     return 1;

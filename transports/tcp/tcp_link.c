@@ -204,7 +204,7 @@ static void send_waiting(kvrelay_tcp_link *link, kvrelay_parts *body) {
     pieces[len++] = body->part[i];
   const size_t n = write_pieces(link, pieces, len, own + extra);
   note_sent(link, n, extra);
-  if (n > own)
+  if (body != NULL && n > own)
     parts_skip(body, n - own);
 }
 
