@@ -37,7 +37,9 @@ struct kvrelay_relay_service {
   kvrelay_call_map calls;
   plane_image catalog, readiness, load;
   uint64_t stamp_us, stamp_ns; /* one moment on the wall clock and on the transports' */
-  /* What comes before a filter's payload, or a whole RelayInfo; lent out until the next pull. */
+  uint8_t info[64];            /* RelayInfo, encoded */
+  size_t info_len;
+  /* What comes before a filter's payload; lent out until the next pull. */
   uint8_t head[KVRELAY_PB_FILTER_HEAD_CAP];
 };
 
@@ -151,10 +153,14 @@ static int end(kvrelay_status *status, int32_t grpc, int32_t reason, const char 
 
 static int pull_info(kvrelay_relay_service *s, const kvrelay_relay_info *m, kvrelay_parts *parts,
                      kvrelay_status *status) {
-  const ptrdiff_t len = kvrelay_pb_encode_info(m, s->head, sizeof s->head);
-  if (len < 0)
-    return end(status, KVRELAY_GRPC_INTERNAL, KVRELAY_REASON_INTERNAL, kvrelay_strerror((int)len));
-  add_part(parts, s->head, (size_t)len);
+  if (s->info_len == 0) { /* nothing in it changes while there is this relay */
+    const ptrdiff_t len = kvrelay_pb_encode_info(m, s->info, sizeof s->info);
+    if (len < 0)
+      return end(status, KVRELAY_GRPC_INTERNAL, KVRELAY_REASON_INTERNAL,
+                 kvrelay_strerror((int)len));
+    s->info_len = (size_t)len;
+  }
+  add_part(parts, s->info, s->info_len);
   return KVRELAY_PULL_MESSAGE;
 }
 

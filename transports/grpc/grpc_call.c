@@ -115,7 +115,7 @@ static void call_release(server_call *c) {
     return;
   c->accepted = false;
   call_give_back(c);
-  s->service->close(s->service, c->handle, kvrelay_now_ns());
+  s->service->close(s->service, c->handle, s->loop.now_ns);
 }
 
 void kvrelay_grpc_call_free(server_call *c) {
@@ -130,7 +130,8 @@ void kvrelay_grpc_call_free(server_call *c) {
   kvrelay_grpc_metadata_free(&c->trailing);
   if (c->path != NULL)
     nghttp2_rcbuf_decref(c->path);
-  free(c);
+  nghttp2_mem *mem = &c->conn->server->pool.mem;
+  mem->free(c, mem->mem_user_data);
 }
 
 /* One header block that answers everything: errors before the first message. */
@@ -230,7 +231,7 @@ static bool call_pull(server_call *c) {
   server *s = c->conn->server;
   kvrelay_parts parts = {.kept_len = 0};
   kvrelay_status status;
-  switch (s->service->pull(s->service, c->handle, kvrelay_now_ns(), &parts, &status)) {
+  switch (s->service->pull(s->service, c->handle, s->loop.now_ns, &parts, &status)) {
   case KVRELAY_PULL_MESSAGE:
     if (parts.bytes > s->cfg.max_message_bytes)
       call_fail(c, KVRELAY_GRPC_RESOURCE_EXHAUSTED, "response message above the limit");
@@ -335,7 +336,7 @@ void kvrelay_grpc_calls_woken(void *server_) {
 static void on_call_deadline(void *call) {
   server_call *c = call;
   connection *conn = c->conn;
-  conn->server->loop.turns++;
+  kvrelay_grpc_loop_turn(&conn->server->loop);
   if (c->http_status != NULL) {
     send_http_error(c);
   } else if (c->headers_sent && !c->deferred) {
@@ -391,7 +392,7 @@ void kvrelay_grpc_call_begin(server_call *c) {
     call_fail(c, KVRELAY_GRPC_RESOURCE_EXHAUSTED, "too much metadata");
   } else {
     nghttp2_vec path = nghttp2_rcbuf_get_buf(c->path);
-    int err = s->service->open(s->service, &c->base, path.base, path.len, kvrelay_now_ns(),
+    int err = s->service->open(s->service, &c->base, path.base, path.len, s->loop.now_ns,
                                &c->handle, &status);
     c->accepted = err == KVRELAY_OK;
     if (err == KVRELAY_OK)
@@ -421,7 +422,7 @@ void kvrelay_grpc_call_half_close(server_call *c) {
   if (!kvrelay_grpc_inbox_empty(&c->inbox))
     call_fail(c, KVRELAY_GRPC_INTERNAL, "the request ends inside a message");
   else
-    call_told(c, s->service->half_close(s->service, c->handle, kvrelay_now_ns(), &status), &status);
+    call_told(c, s->service->half_close(s->service, c->handle, s->loop.now_ns, &status), &status);
 }
 
 static void call_receive(server_call *c, const uint8_t *bytes, size_t len) {
@@ -446,7 +447,7 @@ static void call_receive(server_call *c, const uint8_t *bytes, size_t len) {
     if (message.base != NULL)
       call_told(c,
                 s->service->message(s->service, c->handle, message.base, message.len,
-                                    kvrelay_now_ns(), &status),
+                                    s->loop.now_ns, &status),
                 &status);
   }
 }
@@ -457,7 +458,8 @@ static int on_begin_headers(nghttp2_session *session, const nghttp2_frame *frame
   connection *conn = conn_;
   if (frame->hd.type != NGHTTP2_HEADERS || frame->headers.cat != NGHTTP2_HCAT_REQUEST)
     return 0;
-  server_call *c = calloc(1, sizeof *c);
+  nghttp2_mem *mem = &conn->server->pool.mem;
+  server_call *c = mem->calloc(1, sizeof *c, mem->mem_user_data);
   if (c == NULL)
     return NGHTTP2_ERR_TEMPORAL_CALLBACK_FAILURE;
   c->base = (kvrelay_call){.wake = on_call_wake, .keeps = true};

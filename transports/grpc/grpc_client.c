@@ -60,7 +60,7 @@ static void on_dialled(void *client_, int fd, int err, const char *text) {
 static void on_timer(void *client_) {
   client *k = client_;
   uint64_t now = kvrelay_now_ns();
-  k->loop.turns++;
+  kvrelay_grpc_loop_turn(&k->loop);
   if (client_stopping(k)) {
     kvrelay_grpc_dial_cancel(&k->dial);
     all_closed(k);

@@ -138,7 +138,7 @@ static int on_stream_close(nghttp2_session *session, int32_t stream, uint32_t er
     return 0;
   kvrelay_grpc_call_free(c);
   if (conn->calls_count == 0) {
-    conn->idle_since_ns = kvrelay_now_ns();
+    conn->idle_since_ns = conn->server->loop.now_ns;
     conn->link.closing |= conn->drain == DRAIN_FINAL;
   }
   return 0;
@@ -407,7 +407,8 @@ void kvrelay_grpc_connection_open(server *s, int fd, const kvrelay_address *peer
                              s->cfg.output_threshold / SOCKET_SHARE) != KVRELAY_TRANSPORT_OK ||
       (s->cfg.security != NULL &&
        kvrelay_grpc_link_secure(&conn->link, s->cfg.security, NULL) != KVRELAY_TRANSPORT_OK) ||
-      nghttp2_session_server_new2(&conn->link.session, s->callbacks, conn, s->option) != 0 ||
+      nghttp2_session_server_new3(&conn->link.session, s->callbacks, conn, s->option,
+                                  &s->pool.mem) != 0 ||
       nghttp2_submit_settings(conn->link.session, NGHTTP2_FLAG_NONE, settings,
                               sizeof settings / sizeof *settings) != 0 ||
       nghttp2_session_set_local_window_size(conn->link.session, NGHTTP2_FLAG_NONE, 0,

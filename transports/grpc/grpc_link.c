@@ -27,7 +27,7 @@ static void on_wake(evutil_socket_t fd, short what, void *loop_) {
   kvrelay_grpc_loop *loop = loop_;
   uint64_t count;
   (void)what;
-  loop->turns++;
+  kvrelay_grpc_loop_turn(loop);
   if (read(fd, &count, sizeof count) < 0)
     return; /* another turn took it */
 }
@@ -38,7 +38,7 @@ static void on_kick(evutil_socket_t fd, short what, void *loop_) {
   kvrelay_grpc_loop *loop = loop_;
   (void)fd;
   (void)what;
-  loop->turns++;
+  kvrelay_grpc_loop_turn(loop);
   if (loop->on_kick != NULL)
     loop->on_kick(loop->owner);
   kvrelay_grpc_link *link;
@@ -291,7 +291,7 @@ static void on_writable(evutil_socket_t fd, short what, void *link_) {
   kvrelay_grpc_link *link = link_;
   (void)fd;
   (void)what;
-  link->loop->turns++;
+  kvrelay_grpc_loop_turn(link->loop);
   link_turn(link, false);
   link_settle(link);
 }
@@ -410,7 +410,7 @@ static void on_readable(evutil_socket_t fd, short what, void *link_) {
   kvrelay_grpc_link *link = link_;
   (void)fd;
   (void)what;
-  link->loop->turns++;
+  kvrelay_grpc_loop_turn(link->loop);
   link_turn(link, true);
   link_settle(link);
 }
@@ -420,7 +420,7 @@ static void on_readable(evutil_socket_t fd, short what, void *link_) {
 static void on_timer(void *link_) {
   kvrelay_grpc_link *link = link_;
   uint64_t now = kvrelay_now_ns();
-  link->loop->turns++;
+  kvrelay_grpc_loop_turn(link->loop);
   link->timer_at_ns = KVRELAY_TIME_NONE;
   if (link->lingering) {
     if (now >= link->linger_until_ns)

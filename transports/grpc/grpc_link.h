@@ -25,7 +25,8 @@ typedef struct kvrelay_grpc_loop {
   void *owner;
   uint8_t *input; /* one for all links: nothing stays in it */
   int wake_fd;
-  unsigned turns; /* callbacks of ours that ran */
+  uint64_t now_ns; /* when this turn began */
+  unsigned turns;  /* callbacks of ours that ran */
   bool own_base, timed_out;
 } kvrelay_grpc_loop;
 
@@ -33,6 +34,11 @@ typedef struct kvrelay_grpc_loop {
 int kvrelay_grpc_loop_open(kvrelay_grpc_loop *loop, struct event_base *base,
                            void (*on_kick)(void *owner), void *owner);
 void kvrelay_grpc_loop_close(kvrelay_grpc_loop *loop);
+/* A callback of ours begins: it is a new turn, and the time is looked at once for all of it. */
+static inline void kvrelay_grpc_loop_turn(kvrelay_grpc_loop *loop) {
+  loop->turns++;
+  loop->now_ns = kvrelay_now_ns();
+}
 /* One turn; as run_once of transport.h. */
 int kvrelay_grpc_loop_run(kvrelay_grpc_loop *loop, uint64_t timeout_ns);
 /* From any thread or signal handler. */

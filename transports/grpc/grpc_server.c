@@ -63,7 +63,7 @@ static void on_accept_again(void *server_) {
 static void on_acceptable(evutil_socket_t listener, short what, void *server_) {
   server *s = server_;
   (void)what;
-  s->loop.turns++;
+  kvrelay_grpc_loop_turn(&s->loop);
   for (int i = 0; i < ACCEPTS_PER_TURN; i++) {
     kvrelay_address peer;
     memset(&peer, 0, sizeof peer);
@@ -124,6 +124,7 @@ static void stop_listening(server *s) {
 static void on_stop(kvrelay_transport *t, uint64_t grace_ns) {
   server *s = server_of(t);
   connection *conn;
+  kvrelay_grpc_loop_turn(&s->loop);
   s->stopping = true;
   stop_listening(s);
   TAILQ_FOREACH(conn, &s->connections, entry)
@@ -133,6 +134,7 @@ static void on_stop(kvrelay_transport *t, uint64_t grace_ns) {
 static void on_close(kvrelay_transport *t) {
   server *s = server_of(t);
   connection *conn;
+  kvrelay_grpc_loop_turn(&s->loop);
   while ((conn = TAILQ_FIRST(&s->connections)) != NULL)
     kvrelay_grpc_connection_free(conn);
   stop_listening(s);
@@ -141,6 +143,7 @@ static void on_close(kvrelay_transport *t) {
   if (s->option != NULL)
     nghttp2_option_del(s->option);
   kvrelay_grpc_loop_close(&s->loop);
+  kvrelay_grpc_pool_close(&s->pool);
   free(s);
 }
 
@@ -202,6 +205,7 @@ int kvrelay_grpc_server_open(const kvrelay_grpc_server_config *cfg, kvrelay_serv
   s->service = service;
   s->fd = -1;
   s->jitter = kvrelay_now_ns();
+  kvrelay_grpc_pool_init(&s->pool);
   TAILQ_INIT(&s->connections);
   TAILQ_INIT(&s->woken);
   int err = kvrelay_grpc_loop_open(&s->loop, cfg->base, kvrelay_grpc_calls_woken, s);

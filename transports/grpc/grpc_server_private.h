@@ -7,6 +7,7 @@
 #include "grpc_link.h"
 #include "grpc_message.h"
 #include "grpc_metadata.h"
+#include "grpc_pool.h"
 #include "grpc_server.h"
 
 #define SECOND_NS UINT64_C(1000000000)
@@ -96,6 +97,7 @@ struct server {
   uint64_t refused_connections;
   struct event *acceptable;
   kvrelay_timer accept_again;
+  kvrelay_grpc_pool pool; /* of all sessions and calls */
   nghttp2_session_callbacks *callbacks;
   nghttp2_option *option;
   kvrelay_address address;
