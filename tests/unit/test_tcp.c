@@ -401,10 +401,10 @@ static bool got_end;
 static const char hello[] = "4b565246010100000000800000008000"; /* 8 MiB frames and credit */
 
 static void hand_connect(void) {
-  struct sockaddr_in to = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-  to.sin_port = htons((uint16_t)atoi(strrchr(target, ':') + 1));
-  by_hand = socket(AF_INET, SOCK_STREAM, 0);
-  cr_assert_eq(connect(by_hand, (struct sockaddr *)&to, sizeof to), 0);
+  kvrelay_address to;
+  cr_assert_eq(kvrelay_address_parse(target, &to), KVRELAY_TRANSPORT_OK);
+  by_hand = socket(to.storage.ss_family, SOCK_STREAM, 0);
+  cr_assert_eq(connect(by_hand, (struct sockaddr *)&to.storage, to.len), 0);
   cr_assert_eq(fcntl(by_hand, F_SETFL, O_NONBLOCK), 0);
   got_len = 0;
   got_end = false;
@@ -645,6 +645,62 @@ Test(tcp_wire, B11_4_unsent_output_is_bounded) {
   cr_expect(before > 10 && before < 80, "%ld messages of 100 kB, 8 000 are wanted", before);
   run_ms(50);
   cr_expect_eq(toy.toy.pulled, before);
+  close(by_hand);
+  finish();
+}
+
+/* A client that takes little at a time asks Count for that, which is 9 characters: more than
+ * sockets hold. */
+static void hand_ask_for_much(const char *what, int window) {
+  static const char request[] = "090000000100000001000200";
+  cr_assert_eq(setsockopt(by_hand, SOL_SOCKET, SO_RCVBUF, &window, sizeof window), 0);
+  hand_send(hello);
+  hand_send(request);
+  cr_assert_eq(send(by_hand, what, 9, MSG_NOSIGNAL), 9);
+}
+
+/* Reads up to so many bytes of it; how many there were. */
+static size_t hand_take(size_t cap) {
+  const ssize_t n = recv(by_hand, got, cap, 0);
+  got_end |= n == 0;
+  return n > 0 ? (size_t)n : 0;
+}
+
+/* Behind a mebibyte nothing is read, not even a PONG: that it takes bytes shows that it lives. */
+Test(tcp_wire, B11_5_a_slow_taker_lives_and_one_that_takes_nothing_does_not) {
+  kvrelay_tcp_server_config cfg = server_config();
+  size_t all = 0;
+  cfg.bind = "unix-abstract:kvrelay-slow-taker"; /* its buffers are small */
+  cfg.keepalive_interval_ns = cfg.keepalive_timeout_ns = 100 * MS;
+  start_server(&cfg);
+  hand_connect();
+  hand_ask_for_much("1 8000000", 65536);
+  for (uint64_t until = kvrelay_now_ns() + 400 * MS; kvrelay_now_ns() < until; run_ms(4))
+    all += hand_take(32768);
+  cr_expect_eq(kvrelay_tcp_server_connections(server), 1, "after %zu bytes: %s", all, logged);
+  RUN_UNTIL(kvrelay_tcp_server_connections(server) == 0);
+  cr_expect(strstr(logged, "no answer to a keepalive PING") != NULL, "%s", logged);
+  close(by_hand);
+  finish();
+}
+
+/* A call that is over has its last bytes on the way: they have the grace time. */
+Test(tcp_wire, B11_9_what_waits_goes_out_within_the_grace_time) {
+  kvrelay_tcp_server_config cfg = server_config();
+  size_t all = 0;
+  cfg.bind = "unix-abstract:kvrelay-last-bytes"; /* its buffers are small */
+  start_server(&cfg);
+  hand_connect();
+  hand_ask_for_much("3000 1000", 65536);
+  RUN_UNTIL((all += hand_take(4096), toy.toy.closed == 1));
+  server->stop(server, 4000 * MS);
+  for (uint64_t until = kvrelay_now_ns() + 1100 * MS; kvrelay_now_ns() < until;)
+    (void)server->run_once(server, 20 * MS);
+  for (uint64_t until = kvrelay_now_ns() + 5000 * MS; !got_end && kvrelay_now_ns() < until;) {
+    (void)server->run_once(server, MS);
+    all += hand_take(65536);
+  }
+  cr_expect_eq(all, 16 + 12 + 3000 * 1012 + 14 + 24, "preface, RESPONSE, MESSAGEs, END, GOAWAY");
   close(by_hand);
   finish();
 }

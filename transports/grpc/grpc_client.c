@@ -10,11 +10,6 @@
 
 /* ---- attempts ---- */
 
-static uint64_t random_below(client *k, uint64_t bound) {
-  k->random = k->random * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
-  return bound == 0 ? 0 : (k->random >> 11) % bound;
-}
-
 static void all_closed(client *k) {
   k->state = CLIENT_CLOSED;
   kvrelay_timer_set_at(&k->timer, KVRELAY_TIME_NONE);
@@ -28,14 +23,7 @@ void kvrelay_grpc_client_failed(client *k, int err, const char *text) {
     return;
   }
   uint64_t now = kvrelay_now_ns();
-  /* The pause counts from the start of the last attempt, so a connection that lived for a while is
-   * replaced at once. */
-  uint64_t jittered = k->backoff_ns / 5 * 4 + random_below(k, k->backoff_ns / 5 * 2);
-  uint64_t retry = later_by(k->attempt_ns, jittered);
-  if (retry < now)
-    retry = now;
-  k->backoff_ns =
-      k->backoff_ns > k->cfg.backoff_max_ns / 8 * 5 ? k->cfg.backoff_max_ns : k->backoff_ns / 5 * 8;
+  uint64_t retry = kvrelay_backoff_failed(&k->backoff, k->attempt_ns, now);
   k->state = CLIENT_WAITING;
   kvrelay_timer_set_at(&k->timer, retry);
   k->caller->connection(k->caller, KVRELAY_CONNECTION_FAILED, err, text, retry, now);
@@ -197,10 +185,10 @@ int kvrelay_grpc_client_open(const kvrelay_grpc_client_config *cfg, kvrelay_call
   k->cfg = *cfg;
   k->caller = caller;
   k->state = CLIENT_WAITING;
-  k->backoff_ns = cfg->backoff_first_ns;
+  k->backoff = (kvrelay_backoff){cfg->backoff_first_ns, cfg->backoff_max_ns, cfg->backoff_first_ns,
+                                 cfg->jitter_seed};
   k->keepalive_ns = cfg->keepalive_interval_ns;
   k->stop_at_ns = k->goaway_until_ns = KVRELAY_TIME_NONE;
-  k->random = cfg->jitter_seed;
   TAILQ_INIT(&k->calls);
   TAILQ_INIT(&k->due);
   int err = kvrelay_dial_target_parse(cfg->target, &k->target);

@@ -20,7 +20,7 @@ static void on_settings(client *k) {
     return;
   uint64_t now = kvrelay_now_ns();
   k->state = CLIENT_READY;
-  k->backoff_ns = k->cfg.backoff_first_ns;
+  k->backoff.next_ns = k->backoff.first_ns;
   k->ping_at_ns = later_by(now, k->keepalive_ns);
   kvrelay_grpc_link_rearm(&k->link);
   k->base.peer_not_after = k->link.secure != NULL ? k->link.secure->peer_not_after : 0;

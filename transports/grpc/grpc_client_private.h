@@ -4,6 +4,7 @@
 #ifndef KVRELAY_GRPC_CLIENT_PRIVATE_H
 #define KVRELAY_GRPC_CLIENT_PRIVATE_H
 
+#include "../backoff.h"
 #include "../call_map.h"
 #include "grpc_client.h"
 #include "grpc_dial.h"
@@ -63,11 +64,10 @@ struct client {
   struct client_calls due;   /* those with a time limit, the next first */
   int state;                 /* enum client_state */
   uint64_t attempt_ns;       /* start of the last attempt */
-  uint64_t backoff_ns;       /* from one start to the next */
+  kvrelay_backoff backoff;
   uint64_t keepalive_ns, ping_at_ns;
   uint64_t stop_at_ns;      /* KVRELAY_TIME_NONE: not stopping */
   uint64_t goaway_until_ns; /* KVRELAY_TIME_NONE: the server did not say that it goes away */
-  uint64_t random;
   nghttp2_session_callbacks *callbacks;
   nghttp2_option *option;
   size_t first_len; /* of the server's first frame header, to tell what it speaks */

@@ -6,6 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "../backoff.h"
 #include "../call_map.h"
 #include "../dial.h"
 #include "tcp_link.h"
@@ -39,9 +40,9 @@ typedef struct client {
   kvrelay_call_map streams, numbers;
   client_call *last; /* found: mostly the next one too */
   int state;         /* enum client_state */
-  uint64_t attempt_ns, backoff_ns, keepalive_ns;
-  uint64_t stop_at_ns; /* KVRELAY_TIME_NONE: not stopping */
-  uint64_t random;
+  kvrelay_backoff backoff;
+  uint64_t attempt_ns, keepalive_ns;
+  uint64_t stop_at_ns;               /* KVRELAY_TIME_NONE: not stopping */
   uint32_t next_stream;              /* 0: all are used up */
   uint32_t max_streams, max_request; /* of the server */
   bool goaway;
@@ -184,7 +185,7 @@ static void on_preface(kvrelay_tcp_link *link, int err, const kvrelay_raw_prefac
   switch (err) {
   case KVRELAY_OK:
     k->state = CLIENT_READY;
-    k->backoff_ns = k->cfg.backoff_first_ns;
+    k->backoff.next_ns = k->backoff.first_ns;
     k->max_streams = preface->max_streams;
     k->max_request = preface->max_frame;
     k->base.peer_not_after = link->secure != NULL ? link->secure->peer_not_after : 0;
@@ -213,26 +214,14 @@ static void all_closed(client *k) {
                         KVRELAY_TIME_NONE, kvrelay_now_ns());
 }
 
-static uint64_t random_below(client *k, uint64_t bound) {
-  k->random = k->random * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
-  return bound == 0 ? 0 : (k->random >> 11) % bound;
-}
-
 /* There is no connection (any more): tell it, and when the next attempt comes. */
 static void connection_failed(client *k, int err, const char *text) {
   if (stopping(k)) {
     all_closed(k);
     return;
   }
-  /* The pause counts from the start of the last attempt, so a connection that lived for a while is
-   * replaced at once. */
   const uint64_t now = kvrelay_now_ns();
-  const uint64_t jittered = k->backoff_ns / 5 * 4 + random_below(k, k->backoff_ns / 5 * 2);
-  uint64_t retry = kvrelay_tcp_later(k->attempt_ns, jittered);
-  if (retry < now)
-    retry = now;
-  k->backoff_ns =
-      k->backoff_ns > k->cfg.backoff_max_ns / 8 * 5 ? k->cfg.backoff_max_ns : k->backoff_ns / 5 * 8;
+  const uint64_t retry = kvrelay_backoff_failed(&k->backoff, k->attempt_ns, now);
   k->state = CLIENT_WAITING;
   k->hub.alarm_ns = retry;
   k->caller->connection(k->caller, KVRELAY_CONNECTION_FAILED, err, text, retry, now);
@@ -473,10 +462,10 @@ int kvrelay_tcp_client_open(const kvrelay_tcp_client_config *cfg, kvrelay_caller
   k->caller = caller;
   k->state = CLIENT_WAITING;
   k->dial.fd = -1;
-  k->backoff_ns = cfg->backoff_first_ns;
+  k->backoff = (kvrelay_backoff){cfg->backoff_first_ns, cfg->backoff_max_ns, cfg->backoff_first_ns,
+                                 cfg->jitter_seed};
   k->keepalive_ns = cfg->keepalive_interval_ns;
   k->stop_at_ns = KVRELAY_TIME_NONE;
-  k->random = cfg->jitter_seed;
   int err = kvrelay_dial_target_parse(cfg->target, &k->target);
   if (err == KVRELAY_TRANSPORT_OK && cfg->security != NULL)
     err = kvrelay_dial_target_name(&k->target, cfg->server_name, k->peer_name);

@@ -258,13 +258,13 @@ void kvrelay_tcp_link_goaway(kvrelay_tcp_link *link, int32_t code, const char *t
   put_first(link, frame, kvrelay_raw_goaway_put(frame, code, link->last_stream, text));
 }
 
-void kvrelay_tcp_link_finish(kvrelay_tcp_link *link, int err) {
+void kvrelay_tcp_link_finish(kvrelay_tcp_link *link, int err, uint64_t until_ns) {
   if (link->closing)
     return;
   link->closing_err = err;
   link->closing = true;
-  link->linger_until_ns = kvrelay_tcp_later(link->hub->now_ns, KVRELAY_TCP_SECOND_NS);
-  kvrelay_tcp_link_rearm(link, link->linger_until_ns);
+  link->closing_until_ns = until_ns;
+  kvrelay_tcp_link_rearm(link, until_ns);
   kvrelay_tcp_link_kick(link);
 }
 
@@ -274,16 +274,21 @@ void kvrelay_tcp_link_abort(kvrelay_tcp_link *link, int32_t code, const char *te
   snprintf(link->text, sizeof link->text, "%s", text);
   link->to = link->from + link->cut;
   kvrelay_tcp_link_goaway(link, code, text);
-  kvrelay_tcp_link_finish(link, KVRELAY_TRANSPORT_ERR_PROTOCOL);
+  kvrelay_tcp_link_finish(link, KVRELAY_TRANSPORT_ERR_PROTOCOL,
+                          kvrelay_tcp_later(link->hub->now_ns, KVRELAY_TCP_SECOND_NS));
 }
 
 /* Says that nothing more comes. */
 static void hang_up(kvrelay_tcp_link *link) {
   const int said = link->secure != NULL ? link->secure->shutdown(link->secure) : KVRELAY_SECURE_OK;
-  link->lingering = said == KVRELAY_SECURE_OK; /* else the session holds bytes, and waits */
   if (said < 0)
     fail_session(link, said);
-  else if (link->lingering && shutdown(link->watch.fd, SHUT_WR) != 0)
+  if (said != KVRELAY_SECURE_OK)
+    return; /* the session holds bytes: when the socket takes them */
+  link->lingering = true;
+  link->closing_until_ns = kvrelay_tcp_later(link->hub->now_ns, KVRELAY_TCP_SECOND_NS);
+  kvrelay_tcp_link_rearm(link, link->closing_until_ns);
+  if (shutdown(link->watch.fd, SHUT_WR) != 0)
     fail_lost(link, strerror(errno));
 }
 
@@ -497,7 +502,7 @@ static uint64_t link_deadline_ns(const kvrelay_tcp_link *link) {
   if (link->err != 0)
     return KVRELAY_TIME_NONE;
   if (link->closing)
-    return link->linger_until_ns;
+    return link->closing_until_ns;
   uint64_t at = kvrelay_tcp_earlier(
       link->events->deadline_ns(link),
       link->ping_ns != 0 ? kvrelay_tcp_later(link->ping_ns, link->cfg.keepalive_timeout_ns)

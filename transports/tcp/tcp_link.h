@@ -80,7 +80,7 @@ struct kvrelay_tcp_link {
   uint64_t opened_ns, received_ns;
   uint64_t ping_ns;      /* when ours went out that nothing has answered; 0: none */
   uint64_t peer_ping_ns; /* when the peer's last one came; 0: none */
-  uint64_t linger_until_ns;
+  uint64_t closing_until_ns;
   uint32_t last_stream; /* accepted of the peer: what GOAWAY names */
   uint8_t *out; /* what waits is out[from .. to - 1]; the frame at its beginning, of which a part
                    may be gone, ends behind `cut` of these bytes */
@@ -146,8 +146,9 @@ void kvrelay_tcp_link_goaway(kvrelay_tcp_link *link, int32_t code, const char *t
  * ends as soon as this is out; `text` becomes the link's, and the error is
  * KVRELAY_TRANSPORT_ERR_PROTOCOL. */
 void kvrelay_tcp_link_abort(kvrelay_tcp_link *link, int32_t code, const char *text);
-/* Ends the link, for `err`, once everything has gone out. */
-void kvrelay_tcp_link_finish(kvrelay_tcp_link *link, int err);
+/* Ends the link, for `err`, once everything has gone out, at `until_ns` at the latest; then the
+ * peer has a second to close. */
+void kvrelay_tcp_link_finish(kvrelay_tcp_link *link, int err, uint64_t until_ns);
 
 static inline uint64_t kvrelay_tcp_later(uint64_t now_ns, uint64_t delay_ns) {
   return delay_ns > KVRELAY_TIME_NONE - now_ns ? KVRELAY_TIME_NONE : now_ns + delay_ns;

@@ -109,7 +109,7 @@ static void call_close(server_call *c) {
   kvrelay_tcp_link_rearm(&conn->link,
                          kvrelay_tcp_later(conn->idle_since_ns, conn->server->cfg.idle_timeout_ns));
   if (conn->drain_until_ns != KVRELAY_TIME_NONE)
-    kvrelay_tcp_link_finish(&conn->link, KVRELAY_TRANSPORT_CLOSED);
+    kvrelay_tcp_link_finish(&conn->link, KVRELAY_TRANSPORT_CLOSED, conn->drain_until_ns);
 }
 
 static void put_end(connection *conn, uint32_t stream, const kvrelay_status *status) {
@@ -377,7 +377,8 @@ static void on_preface(kvrelay_tcp_link *link, int err, const kvrelay_raw_prefac
     put_preface(conn, 0);
     snprintf(link->text, sizeof link->text, "no version in common, the client's are %u to %u",
              preface->lowest, preface->version);
-    kvrelay_tcp_link_finish(link, KVRELAY_TRANSPORT_ERR_PROTOCOL);
+    kvrelay_tcp_link_finish(link, KVRELAY_TRANSPORT_ERR_PROTOCOL,
+                            kvrelay_tcp_later(link->hub->now_ns, KVRELAY_TCP_SECOND_NS));
     break;
   case KVRELAY_ERR_LIMIT:
     put_preface(conn, KVRELAY_RAW_VERSION);
@@ -399,7 +400,7 @@ static void drain(connection *conn, uint64_t grace_ns, const char *text) {
   }
   kvrelay_tcp_link_goaway(&conn->link, KVRELAY_GOAWAY_SHUTDOWN, text);
   if (conn->calls_count == 0)
-    kvrelay_tcp_link_finish(&conn->link, KVRELAY_TRANSPORT_CLOSED);
+    kvrelay_tcp_link_finish(&conn->link, KVRELAY_TRANSPORT_CLOSED, conn->drain_until_ns);
 }
 
 static uint64_t on_deadline_ns(const kvrelay_tcp_link *link) {
