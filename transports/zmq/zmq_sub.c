@@ -37,6 +37,7 @@ struct kvrelay_zmq_sub {
   bool reached;        /* the attempt under way got as far as a connection */
   bool bound;
   unsigned redial_ms;
+  unsigned attempts; /* that libzmq has made by itself, modulo 2^32 */
   char endpoint[512];
 };
 
@@ -87,17 +88,9 @@ static bool monitor_next(void *monitor, monitor_event *event) {
 
 /*
  * libzmq gives a peer up for good when that speaks something else, or sends more than it may.  So
- * when an end was not followed by libzmq's own news of another attempt, the attempt is made here.
+ * when an end was not followed by libzmq's own news of another attempt, the attempt is made by
+ * on_redial.
  */
-static void on_redial(void *argument) {
-  kvrelay_zmq_sub *sub = argument;
-  sub->reached = false;
-  sub->links_len = sub->publishers = sub->failed =
-      0; /* nothing tells the end of what is cut here */
-  (void)zmq_disconnect(sub->socket, sub->endpoint);
-  (void)zmq_connect(sub->socket, sub->endpoint);
-}
-
 static void redial_later(kvrelay_zmq_sub *sub) {
   if (!sub->bound)
     kvrelay_timer_set(&sub->redial, sub->redial_ms * UINT64_C(1000000));
@@ -189,8 +182,10 @@ static void remove_link(kvrelay_zmq_sub *sub, uint32_t fd, uint64_t now_ns) {
 }
 
 static void count_connections(kvrelay_zmq_sub *sub, const monitor_event *event, uint64_t now_ns) {
-  if (event->what == ZMQ_EVENT_CONNECT_RETRIED || event->what == ZMQ_EVENT_HANDSHAKE_SUCCEEDED)
+  if (event->what == ZMQ_EVENT_CONNECT_RETRIED || event->what == ZMQ_EVENT_HANDSHAKE_SUCCEEDED) {
     kvrelay_timer_set(&sub->redial, KVRELAY_TIME_NONE);
+    sub->attempts++;
+  }
   if (event->what == ZMQ_EVENT_CONNECTED || event->what == ZMQ_EVENT_ACCEPTED)
     add_link(sub, event->value);
   else if (event->what == ZMQ_EVENT_HANDSHAKE_SUCCEEDED)
@@ -215,6 +210,20 @@ static void drain_monitor(kvrelay_zmq_sub *sub, uint64_t now_ns) {
     }
     judge_failure(sub, &event, now_ns);
   }
+}
+
+/* A loop that was held up has libzmq's news and this timer at once: the news come first. */
+static void on_redial(void *argument) {
+  kvrelay_zmq_sub *sub = argument;
+  const unsigned before = sub->attempts;
+  drain_monitor(sub, kvrelay_now_ns());
+  if (sub->attempts != before)
+    return;
+  sub->reached = false;
+  sub->links_len = sub->publishers = sub->failed =
+      0; /* nothing tells the end of what is cut here */
+  (void)zmq_disconnect(sub->socket, sub->endpoint);
+  (void)zmq_connect(sub->socket, sub->endpoint);
 }
 
 static void on_monitor(evutil_socket_t fd, short what, void *argument) {
