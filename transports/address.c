@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "address.h"
 
+#include <errno.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <stdio.h>
@@ -133,4 +134,45 @@ void kvrelay_address_format(const kvrelay_address *address, char out[KVRELAY_ADD
     return;
   }
   snprintf(out, KVRELAY_ADDRESS_CAP, copy.ss_family == AF_INET6 ? "[%s]:%s" : "%s:%s", host, port);
+}
+
+int kvrelay_address_listen(const char *text, kvrelay_address *bound, int *fd) {
+  kvrelay_address address;
+  const int one = 1;
+  *fd = -1;
+  if (kvrelay_address_parse(text, &address) != KVRELAY_TRANSPORT_OK)
+    return KVRELAY_TRANSPORT_ERR_ADDRESS;
+  const int s = socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+  if (s < 0)
+    return KVRELAY_TRANSPORT_ERR_SYSTEM;
+  if (address.storage.ss_family != AF_UNIX)
+    (void)setsockopt(s, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
+  int err = KVRELAY_TRANSPORT_OK;
+  bound->len = sizeof bound->storage;
+  if (bind(s, (const struct sockaddr *)&address.storage, address.len) != 0 ||
+      listen(s, SOMAXCONN) != 0)
+    err = KVRELAY_TRANSPORT_ERR_BIND;
+  else if (getsockname(s, (struct sockaddr *)&bound->storage, &bound->len) != 0)
+    err = KVRELAY_TRANSPORT_ERR_SYSTEM;
+  if (err == KVRELAY_TRANSPORT_OK) {
+    *fd = s;
+    return err;
+  }
+  const int saved = errno;
+  close(s);
+  errno = saved;
+  return err;
+}
+
+bool kvrelay_address_same_host(const kvrelay_address *a, const kvrelay_address *b) {
+  if (a->storage.ss_family != b->storage.ss_family)
+    return false;
+  if (a->storage.ss_family == AF_INET)
+    return ((const struct sockaddr_in *)&a->storage)->sin_addr.s_addr ==
+           ((const struct sockaddr_in *)&b->storage)->sin_addr.s_addr;
+  if (a->storage.ss_family == AF_INET6)
+    return memcmp(&((const struct sockaddr_in6 *)&a->storage)->sin6_addr,
+                  &((const struct sockaddr_in6 *)&b->storage)->sin6_addr,
+                  sizeof(struct in6_addr)) == 0;
+  return false; /* sockets in the file system have no hosts */
 }

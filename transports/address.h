@@ -33,6 +33,14 @@ int kvrelay_address_unix(const char *text, kvrelay_address *out);
 /* Any of the texts above, as something to bind: the first address of a host.  KVRELAY_TRANSPORT_OK,
  * or _ERR_ADDRESS.  May ask the name service. */
 int kvrelay_address_parse(const char *text, kvrelay_address *out);
+/*
+ * Parses the text and listens there without blocking: `*fd` is the socket, `*bound` where it
+ * listens, with the port that the system chose for 0.  KVRELAY_TRANSPORT_OK, or _ERR_ADDRESS,
+ * _ERR_BIND (errno), _ERR_SYSTEM (errno); then `*fd` is -1.  May ask the name service.
+ */
+int kvrelay_address_listen(const char *text, kvrelay_address *bound, int *fd);
+/* Two connections come from one host: the same IP address.  Unix sockets have no hosts. */
+bool kvrelay_address_same_host(const kvrelay_address *a, const kvrelay_address *b);
 /* Removes the file of a socket that is closed; of other addresses there is none. */
 void kvrelay_address_remove(const kvrelay_address *address);
 /* The address as its text form. */

@@ -31,26 +31,13 @@ void kvrelay_grpc_server_say(const server *s, int level, const char *event, cons
 
 /* ---- connections ---- */
 
-static bool same_host(const kvrelay_address *a, const kvrelay_address *b) {
-  if (a->storage.ss_family != b->storage.ss_family)
-    return false;
-  if (a->storage.ss_family == AF_INET)
-    return ((const struct sockaddr_in *)&a->storage)->sin_addr.s_addr ==
-           ((const struct sockaddr_in *)&b->storage)->sin_addr.s_addr;
-  if (a->storage.ss_family == AF_INET6)
-    return memcmp(&((const struct sockaddr_in6 *)&a->storage)->sin6_addr,
-                  &((const struct sockaddr_in6 *)&b->storage)->sin6_addr,
-                  sizeof(struct in6_addr)) == 0;
-  return false; /* sockets in the file system have no hosts */
-}
-
 static const char *refusal(const server *s, const kvrelay_address *peer) {
   if (s->connections_count >= s->cfg.max_connections)
     return "too many connections";
   uint32_t count = 0;
   const connection *conn;
   TAILQ_FOREACH(conn, &s->connections, entry)
-  count += same_host(&conn->peer, peer);
+  count += kvrelay_address_same_host(&conn->peer, peer);
   return count >= s->cfg.max_connections_per_peer ? "too many connections of this peer" : NULL;
 }
 
@@ -153,20 +140,9 @@ static uint64_t on_now_ns(const kvrelay_transport *t) {
 }
 
 static int listen_on(server *s, const char *bind_text) {
-  if (kvrelay_address_parse(bind_text, &s->address) != KVRELAY_TRANSPORT_OK)
-    return KVRELAY_TRANSPORT_ERR_ADDRESS;
-  int one = 1;
-  s->fd = socket(s->address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-  if (s->fd < 0)
-    return KVRELAY_TRANSPORT_ERR_SYSTEM;
-  if (s->address.storage.ss_family != AF_UNIX)
-    (void)setsockopt(s->fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
-  if (bind(s->fd, (const struct sockaddr *)&s->address.storage, s->address.len) != 0 ||
-      listen(s->fd, SOMAXCONN) != 0)
-    return KVRELAY_TRANSPORT_ERR_BIND;
-  s->address.len = sizeof s->address.storage;
-  if (getsockname(s->fd, (struct sockaddr *)&s->address.storage, &s->address.len) != 0)
-    return KVRELAY_TRANSPORT_ERR_SYSTEM;
+  const int err = kvrelay_address_listen(bind_text, &s->address, &s->fd);
+  if (err != KVRELAY_TRANSPORT_OK)
+    return err;
   s->acceptable = event_new(s->loop.base, s->fd, EV_READ | EV_PERSIST, on_acceptable, s);
   if (s->acceptable == NULL || event_add(s->acceptable, NULL) != 0)
     return KVRELAY_TRANSPORT_ERR_MEMORY;

@@ -448,19 +448,6 @@ static void on_secured(kvrelay_tcp_link *link) {
 static const kvrelay_tcp_link_events link_events = {on_preface, on_frame, on_fill,   on_deadline_ns,
                                                     on_tick,    on_gone,  on_secured};
 
-static bool same_host(const kvrelay_address *a, const kvrelay_address *b) {
-  if (a->storage.ss_family != b->storage.ss_family)
-    return false;
-  if (a->storage.ss_family == AF_INET)
-    return ((const struct sockaddr_in *)&a->storage)->sin_addr.s_addr ==
-           ((const struct sockaddr_in *)&b->storage)->sin_addr.s_addr;
-  if (a->storage.ss_family == AF_INET6)
-    return memcmp(&((const struct sockaddr_in6 *)&a->storage)->sin6_addr,
-                  &((const struct sockaddr_in6 *)&b->storage)->sin6_addr,
-                  sizeof(struct in6_addr)) == 0;
-  return false; /* sockets in the file system have no hosts */
-}
-
 static const char *refusal(const server *s, const kvrelay_address *peer) {
   const kvrelay_tcp_link *link;
   uint32_t count = 0;
@@ -469,7 +456,7 @@ static const char *refusal(const server *s, const kvrelay_address *peer) {
   if (s->connections >= s->cfg.max_connections)
     return "too many connections";
   TAILQ_FOREACH(link, &s->hub.links, entry)
-  count += same_host(&connection_of(link)->peer, peer);
+  count += kvrelay_address_same_host(&connection_of(link)->peer, peer);
   return count >= s->cfg.max_connections_per_peer ? "too many connections of this peer" : NULL;
 }
 
@@ -595,25 +582,12 @@ static uint64_t on_now_ns(const kvrelay_transport *t) {
 }
 
 static int listen_on(server *s, const char *text) {
-  kvrelay_address address;
-  const int one = 1;
-  if (kvrelay_address_parse(text, &address) != KVRELAY_TRANSPORT_OK)
-    return KVRELAY_TRANSPORT_ERR_ADDRESS;
-  const int fd = socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-  if (fd < 0)
-    return KVRELAY_TRANSPORT_ERR_SYSTEM;
-  if (address.storage.ss_family != AF_UNIX)
-    (void)setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
+  int fd;
+  int err = kvrelay_address_listen(text, &s->address, &fd);
+  if (err != KVRELAY_TRANSPORT_OK)
+    return err;
   s->listener = (kvrelay_tcp_watch){.fd = fd, .wants = POLLIN, .ready = on_acceptable};
-  s->address.len = sizeof s->address.storage;
-  int err = KVRELAY_TRANSPORT_OK;
-  if (bind(fd, (const struct sockaddr *)&address.storage, address.len) != 0 ||
-      listen(fd, SOMAXCONN) != 0)
-    err = KVRELAY_TRANSPORT_ERR_BIND;
-  else if (getsockname(fd, (struct sockaddr *)&s->address.storage, &s->address.len) != 0)
-    err = KVRELAY_TRANSPORT_ERR_SYSTEM;
-  else
-    err = kvrelay_tcp_loop_watch(&s->hub.loop, &s->listener);
+  err = kvrelay_tcp_loop_watch(&s->hub.loop, &s->listener);
   if (err == KVRELAY_TRANSPORT_OK)
     return err;
   const int saved = errno;
