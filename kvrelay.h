@@ -374,6 +374,9 @@ typedef struct kvrelay_request {
   uint32_t contract_marker;
   kvrelay_text subscriber_id;
   kvrelay_producer expected_producer; /* SUBSCRIBE_POOL only */
+  /* Not part of the message: what the transport can carry to this subscriber in one.  Its snapshot
+   * then comes in smaller chunks, of 4 096 buckets at the least.  0: as configured. */
+  size_t max_message_bytes;
 } kvrelay_request;
 
 typedef struct kvrelay_catalog_update {
@@ -1755,6 +1758,7 @@ typedef struct kvrelay_call_ {
   uint32_t ready_prev_, ready_next_;
   kvrelay_pool *pool_;
   uint32_t slot_, chunk_, chunk_count_; /* snapshot being sent */
+  uint32_t chunk_buckets_;
   uint64_t cursor_;   /* sequence of the last frame, or load window, taken; of the cut before the
                          first delta */
   uint64_t since_ns_; /* heartbeat and progress are counted from here */
@@ -3325,6 +3329,17 @@ static uint32_t kvrelay_power_(uint32_t least) {
   return n;
 }
 
+/* Buckets of a chunk for somebody who takes so many bytes in a message, 0 for any number: a chunk
+ * is 8 for each bucket and at most 234 besides. */
+static uint32_t kvrelay_chunk_for_(const kvrelay_relay_config *c, size_t max_message_bytes) {
+  uint32_t n = 4096;
+  if (max_message_bytes == 0 || c->chunk_buckets <= n)
+    return c->chunk_buckets;
+  while (n < c->chunk_buckets && 8 * (size_t)n * 2 + 234 <= max_message_bytes)
+    n *= 2;
+  return n < c->chunk_buckets ? n : c->chunk_buckets;
+}
+
 /* Places everything in `mem`, or only counts it; 0 = impossible. */
 static size_t kvrelay_relay_place_(kvrelay_relay *r, const kvrelay_relay_config *c, uint8_t *mem) {
   kvrelay_bump_ b = {mem, 0, false};
@@ -3332,9 +3347,9 @@ static size_t kvrelay_relay_place_(kvrelay_relay *r, const kvrelay_relay_config 
       c->max_bucket_count < CKF_CBI1_MAX_IMAGES ? (size_t)c->max_bucket_count : CKF_CBI1_MAX_IMAGES;
   uint32_t streams = (uint32_t)kvrelay_relay_streams_(c);
   ckf_format largest = {0, c->max_bucket_count};
-  size_t slot_bytes =
-      8 * (size_t)c->max_bucket_count +
-      CKF_CBI1_SNAPSHOT_PREFIX_BYTES * (size_t)ckf_cbi1_chunk_count(&largest, c->chunk_buckets);
+  size_t slot_bytes = 8 * (size_t)c->max_bucket_count +
+                      CKF_CBI1_SNAPSHOT_PREFIX_BYTES *
+                          (size_t)ckf_cbi1_chunk_count(&largest, kvrelay_chunk_for_(c, 1));
   r->pools_ = (kvrelay_pool **)kvrelay_bump_take_(&b, c->max_pools, sizeof *r->pools_);
   r->endpoints_ =
       (kvrelay_pool **)kvrelay_bump_take_(&b, kvrelay_power_(c->max_pools), sizeof *r->endpoints_);
@@ -4440,14 +4455,14 @@ static bool kvrelay_hub_make_room_(kvrelay_relay *r) {
 }
 
 /* Writes all chunks of a cut one behind the other; false = not encodable. */
-static bool kvrelay_cut_encode_(const kvrelay_relay *r, const kvrelay_pool *p, uint32_t chunks,
+static bool kvrelay_cut_encode_(const kvrelay_pool *p, uint32_t chunk_buckets, uint32_t chunks,
                                 uint8_t *out) {
   const ckf_format *format = ckf_producer_format(p->state_);
   for (uint32_t i = 0; i < chunks; i++) {
-    size_t cap = ckf_cbi1_snapshot_size(format, r->cfg_.chunk_buckets, i);
+    size_t cap = ckf_cbi1_snapshot_size(format, chunk_buckets, i);
     ptrdiff_t got = ckf_cbi1_snapshot_encode(
         format, p->descriptor_.producer.pool_id.dc_id, p->sequence_, ckf_producer_words(p->state_),
-        (size_t)format->bucket_count, r->cfg_.chunk_buckets, i, out, cap);
+        (size_t)format->bucket_count, chunk_buckets, i, out, cap);
     if (got < 0)
       return false;
     out += got;
@@ -4480,10 +4495,11 @@ static void kvrelay_call_cut_(kvrelay_relay *r, kvrelay_call_ *s, uint64_t now_n
     return;
   }
   uint32_t slot = 0,
-           chunks = ckf_cbi1_chunk_count(ckf_producer_format(p->state_), r->cfg_.chunk_buckets);
+           chunks = ckf_cbi1_chunk_count(ckf_producer_format(p->state_), s->chunk_buckets_);
   while (r->slots_[slot].used_)
     slot++;
-  if (!kvrelay_pool_intact_(p) || !kvrelay_cut_encode_(r, p, chunks, r->slots_[slot].bytes_)) {
+  if (!kvrelay_pool_intact_(p) ||
+      !kvrelay_cut_encode_(p, s->chunk_buckets_, chunks, r->slots_[slot].bytes_)) {
     kvrelay_call_end_(r, s, KVRELAY_REASON_INVALID_PUBLICATION, "the snapshot cannot be encoded",
                       0);
     (void)kvrelay_pool_fence_(r, p, KVRELAY_ERR_INVARIANT);
@@ -4568,6 +4584,7 @@ static int kvrelay_open_pool_(kvrelay_relay *r, const kvrelay_request *q, uint64
     return kvrelay_refuse_(r, status, KVRELAY_REASON_PUBLICATION_UNAVAILABLE,
                            "the relay is shutting down");
   kvrelay_call_ *s = kvrelay_call_new_(r, KVRELAY_METHOD_SUBSCRIBE_POOL, KVRELAY_PHASE_WAIT_, call);
+  s->chunk_buckets_ = kvrelay_chunk_for_(&r->cfg_, q->max_message_bytes);
   kvrelay_pool_attach_(r, r->pools_[at], s);
   s->pool_->waiting_++;
   kvrelay_list_join_(r, s, KVRELAY_LIST_WAIT_);
@@ -4737,8 +4754,8 @@ static int kvrelay_pull_snapshot_(kvrelay_relay *r, kvrelay_call_ *s, uint64_t w
   const ckf_format format = {published->seed, published->bucket_count};
   const uint8_t *bytes = r->slots_[s->slot_].bytes_;
   /* All chunks but the last have one size. */
-  bytes += (size_t)s->chunk_ * ckf_cbi1_snapshot_size(&format, r->cfg_.chunk_buckets, 0);
-  size_t len = ckf_cbi1_snapshot_size(&format, r->cfg_.chunk_buckets, s->chunk_);
+  bytes += (size_t)s->chunk_ * ckf_cbi1_snapshot_size(&format, s->chunk_buckets_, 0);
+  size_t len = ckf_cbi1_snapshot_size(&format, s->chunk_buckets_, s->chunk_);
   if (++s->chunk_ == s->chunk_count_ && !s->holds_) {
     kvrelay_cut_release_(
         r, s); /* its bytes stay until the next call, which is when the next cut may come */

@@ -106,6 +106,7 @@ static int service_half_close(kvrelay_service *self, void *handle, uint64_t now_
     return kvrelay_refuse(status, KVRELAY_GRPC_INTERNAL, "no request message");
   }
   uint64_t number;
+  c->request.max_message_bytes = c->transport_call->max_message_bytes;
   const int err = kvrelay_relay_call_open(s->cfg.relay, &c->request, now_ns, &number, status);
   free(c->bytes);
   c->bytes = NULL;

@@ -72,6 +72,9 @@ typedef struct kvrelay_call kvrelay_call;
 struct kvrelay_call {
   void (*wake)(kvrelay_call *call); /* set by the transport: this call has something to pull */
   bool keeps; /* set by the transport: it sends parts from where they are, rule 2 */
+  /* Set by the transport: the client takes no longer messages; 0: not known.  Where the service can
+   * choose, it makes them fit. */
+  size_t max_message_bytes;
 };
 
 /* One message to send: the concatenation of its parts. */

@@ -366,7 +366,7 @@ def our_relay_over_raw_frames():
         errors = [line for line in daemon.lines if re.search(r"level=(error|warn)", line)]
         check("streams and an idle connection do not hold up the stop", code == 0 and took < 5 and not errors, (code, took, errors))
         idle.close()
-    with Daemon(pool_yaml(EVENTS), "--raw-bind", "localhost:0") as daemon:
+    with Daemon(pool_yaml(EVENTS), "--raw-bind", "127.0.0.1:00") as daemon:  # not the text of relay.bind: a port of its own
         raw = daemon.wait_for(r"transport=raw address=(\S+)").group(1)
         check("B: gRPC and raw frames beside each other", [kvrelay("info", one)[0] for one in (daemon.address, f"raw://{raw}")] == [0, 0])
         code, _, err = kvrelay("info", f"raw://{daemon.address}", "--timeout", "3")

@@ -141,7 +141,9 @@ def resets(server):
     with Peer(server) as peer:
         for i in range(900):
             peer.send(request_head("Echo", 2 * i + 1), frame(RST_STREAM, 0, 2 * i + 1, CANCEL))
-        return code == ENHANCE_YOUR_CALM and peer.echo(2001, b"x")
+        served = peer.echo(2001, b"x")
+        print(f"# GOAWAY {code} after many, {'served' if served else 'not served'} after few")
+        return code == ENHANCE_YOUR_CALM and served
 
 
 def continuations(server):

@@ -17,7 +17,9 @@ import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from support import certs  # noqa: E402
-from support.daemon import BIN, check, finish  # noqa: E402
+from support.daemon import BIN, Daemon, check, finish, pool_yaml  # noqa: E402
+
+import kvrelay_pb2 as pb  # noqa: E402
 
 REQUEST, RESPONSE, MESSAGE, END, CANCEL, CREDIT, PING, PONG, GOAWAY = range(1, 10)
 ECHO, COUNT, REFUSE, ENDS, SILENT = range(1, 6)  # the toy service by the numbers of the contract's methods
@@ -651,6 +653,29 @@ def tls_client():
             check("B12: without its certificate the client is refused", "alert" in got, got)
 
 
+def small_frames():
+    """A client that takes no large frame gets its snapshot in chunks that it takes; 8 bytes a bucket, 4 096 of them in 65 536."""
+    marker = 1263948337
+    wires = []  # which nobody closes: the daemon stops all the same
+    with Daemon(pool_yaml([(7, 0, 1, ["type: engine", "endpoint: tcp://127.0.0.1:1"])]).replace("blocks: 1000", "blocks: 131072"), "--raw-bind", "127.0.0.1:00") as daemon:
+        host, port = daemon.wait_for(r"transport=raw address=(\S+)").group(1).rsplit(":", 1)
+        for max_frame, chunks in ((65536, 16), (65770, 8), (8 << 20, 1)):
+            wire = Wire(socket.create_connection((host, int(port))))
+            wires.append(wire)
+            wire.put(PREFACE.pack(MAGIC, 1, 1, 0, max_frame, WINDOW), frame(REQUEST, 1, 2, pb.WatchKvPoolCatalogRequest(
+                subscriber_id="raw", contract_marker=marker).SerializeToString()))
+            wire.read(16, 5)
+            catalog = pb.KvPoolCatalogUpdate.FromString(wire.until(MESSAGE)[-1][3])
+            wire.put(frame(REQUEST, 2, 3, pb.SubscribeKvPoolRequest(subscriber_id="raw", contract_marker=marker,
+                                                                    expected_producer=catalog.snapshot.pools[0].producer).SerializeToString()))
+            got = [wire.until(MESSAGE)[-1] for _ in range(chunks)]
+            sizes = [len(pb.FilterUpdate.FromString(one[3]).payload) for one in got]
+            check(f"B11.2: {chunks} chunks within frames of {max_frame}", sum(sizes) == 65536 * 8 + chunks * (sizes[0] - 65536 * 8 // chunks)
+                  and max(len(one[3]) for one in got) <= max_frame and len(set(sizes)) == 1, sizes)
+            check(f"B11.2: and no more, {max_frame}", wire.silent())
+        check("B11.9: clients that hold on do not hold up the stop", daemon.stop() == 0)
+
+
 def main():
     make_certs()
     with Server("max_streams=320") as server:
@@ -662,6 +687,7 @@ def main():
         counts = server.counts()
         check("no call is left", counts[3] == 0, counts)
     limits()
+    small_frames()
     drain()
     a_thousand()
     for test in (client_calls, client_errors, client_prefaces):

@@ -151,7 +151,7 @@ def one_port():
                 check("B12 one port: h2 is preferred", "ALPN protocol: h2" in s_client(address, "-alpn", "kvrelay-raw/1,h2", *client_files(tls)))
                 said = s_client(address, *client_files(tls))
                 check("B12 one port: who names no protocol is refused", "no application protocol" in said, said)
-    with Daemon(configuration(False), "--raw-bind", "localhost:0") as daemon:
+    with Daemon(configuration(False), "--raw-bind", "127.0.0.1:00") as daemon:
         raw = daemon.wait_for(r"transport=raw address=(\S+)").group(1)
         check("B12 raw frames over TLS on a port of their own", kvrelay("raw://" + raw, *TRUST)[0] == 0)
         code, said = kvrelay(raw, *TRUST)

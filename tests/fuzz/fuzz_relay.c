@@ -259,7 +259,7 @@ static void op_open(world *w) {
   const place *p = &w->places[shape % PLACES];
   call *k = &w->calls[shape / PLACES % RAW];
   kvrelay_request q = {
-      1 + shape / (PLACES * RAW) % 8, KVRELAY_CONTRACT_MARKER, text("reader"), {0}};
+      1 + shape / (PLACES * RAW) % 8, KVRELAY_CONTRACT_MARKER, text("reader"), {0}, 0};
   kvrelay_request got;
   kvrelay_status status;
   if (k->open)

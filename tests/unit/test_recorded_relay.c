@@ -634,7 +634,7 @@ Test(recorded_relay, our_load_windows_are_the_recorded_ones) {
   size_t matched = 0;
   played_open(&p, &keep);
   const kvrelay_request q = {
-      KVRELAY_METHOD_SUBSCRIBE_LOAD, KVRELAY_CONTRACT_MARKER, {(const uint8_t *)"test", 4}, {0}};
+      KVRELAY_METHOD_SUBSCRIBE_LOAD, KVRELAY_CONTRACT_MARKER, {(const uint8_t *)"test", 4}, {0}, 0};
   kvrelay_status status;
   cr_assert_eq(kvrelay_relay_call_open(&p.relay, &q, 0, &p.call, &status), KVRELAY_OK);
   capture_open(&load, S1 "load.jsonl");

@@ -361,6 +361,63 @@ Test(relay, H11_progress_timeout_gives_the_permit_back) {
   fx_close(f);
 }
 
+/* Chunks that a subscriber gets who takes so many bytes in a message. */
+static uint32_t chunks_for(fx *f, fx_pool *p, size_t max_message_bytes, size_t *longest) {
+  kvrelay_request q = fx_pool_request(p);
+  uint64_t call;
+  uint32_t chunks = 0;
+  q.max_message_bytes = max_message_bytes;
+  *longest = 0;
+  cr_assert_eq(fx_call(f, &q, &call), KVRELAY_OK);
+  uint64_t next = 0; /* bucket */
+  while (fx_pull(f, call) == KVRELAY_PULL_MESSAGE) {
+    ckf_cbi1_frame frame;
+    const kvrelay_filter_update *m = &f->out.u.filter;
+    cr_assert_eq(
+        ckf_cbi1_decode(ckf_producer_format(&p->state), m->payload, m->payload_len, &frame),
+        CKF_OK);
+    cr_assert(frame.chunk_index == chunks && frame.bucket_offset == next);
+    next += frame.word_count;
+    chunks++;
+    if (m->payload_len > *longest)
+      *longest = m->payload_len;
+  }
+  cr_assert_eq(next, ckf_producer_format(&p->state)->bucket_count);
+  fx_hang_up(f, call);
+  return chunks;
+}
+
+Test(relay, B11_2_snapshots_come_in_chunks_that_the_subscriber_takes) {
+  static const struct {
+    size_t max;
+    uint32_t chunk_buckets, buckets;
+  } cases[] = {{0, 65536, 65536},      {1, 65536, 4096},
+               {65536, 65536, 4096},   {65769, 65536, 4096},
+               {65770, 65536, 8192},   {131305, 65536, 8192},
+               {131306, 65536, 16384}, {524521, 65536, 32768},
+               {524522, 65536, 65536}, {(size_t)1 << 40, 65536, 65536},
+               {65536, 1024, 1024},    {65536, 5000, 4096},
+               {65770, 5000, 5000},    {1, 64, 64}};
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    kvrelay_relay_config cfg = fx_config();
+    size_t longest;
+    cfg.max_bucket_count = 65536;
+    cfg.chunk_buckets = cases[i].chunk_buckets;
+    fx *f = fx_open(&cfg);
+    fx_pool *p = fx_publish(f, 1, 131072);
+    const uint64_t all = ckf_producer_format(&p->state)->bucket_count;
+    cr_assert_eq(all, 65536);
+    const uint32_t chunks = chunks_for(f, p, cases[i].max, &longest);
+    cr_expect_eq(chunks, (all + cases[i].buckets - 1) / cases[i].buckets, "case %zu: %u", i,
+                 chunks);
+    cr_expect_eq(longest, 8 * cases[i].buckets + CKF_CBI1_SNAPSHOT_PREFIX_BYTES, "case %zu", i);
+    /* Others on the same relay are not concerned. */
+    cr_expect_eq(chunks_for(f, p, 0, &longest), (all + cfg.chunk_buckets - 1) / cfg.chunk_buckets,
+                 "case %zu", i);
+    fx_close(f);
+  }
+}
+
 /* The chunk that was pulled last, and a copy of it. */
 typedef struct kept_chunk {
   const uint8_t *bytes;

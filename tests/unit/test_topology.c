@@ -311,7 +311,7 @@ static void ends_in_readiness(const char *group, const kvrelay_card *cards, size
   lists[lists_len++] = derive(ready, n, &topology);
   cr_assert_eq(kvrelay_relay_set_topology(&relay, &topology), KVRELAY_OK);
   const kvrelay_request q = {
-      KVRELAY_METHOD_SUBSCRIBE_READINESS, KVRELAY_CONTRACT_MARKER, text("test"), {0}};
+      KVRELAY_METHOD_SUBSCRIBE_READINESS, KVRELAY_CONTRACT_MARKER, text("test"), {0}, 0};
   kvrelay_status status;
   kvrelay_outgoing out;
   uint64_t call;

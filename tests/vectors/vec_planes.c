@@ -130,7 +130,7 @@ static void case_close(relay_case *c) {
 
 /* The first message of a plane into c->out. */
 static bool case_ask(relay_case *c, int32_t method, uint64_t now_ns) {
-  const kvrelay_request q = {method, KVRELAY_CONTRACT_MARKER, text_of("v"), {0}};
+  const kvrelay_request q = {method, KVRELAY_CONTRACT_MARKER, text_of("v"), {0}, 0};
   kvrelay_status status;
   uint64_t call;
   return kvrelay_relay_call_open(&c->relay, &q, now_ns, &call, &status) == KVRELAY_OK &&

@@ -157,6 +157,8 @@ int kvrelay_grpc_connection_callbacks(server *s) {
   nghttp2_option_set_max_continuations(s->option, 8);
   nghttp2_option_set_max_outbound_ack(s->option, 1000);
   nghttp2_option_set_max_settings(s->option, 32);
+  /* nghttp2 would say INTERNAL_ERROR, and counts by whole seconds: count_reset comes first. */
+  nghttp2_option_set_stream_reset_rate_limit(s->option, 2 * MAX_RESETS, 2 * MAX_RESETS);
   nghttp2_option_set_no_closed_streams(s->option, 1);
   return KVRELAY_TRANSPORT_OK;
 }

@@ -243,7 +243,7 @@ static void call_open(connection *conn, const kvrelay_frame *f) {
     refuse(conn, f->stream, KVRELAY_GRPC_RESOURCE_EXHAUSTED, KVRELAY_REASON_NONE, "out of memory");
     return;
   }
-  c->base.wake = on_call_wake;
+  c->base = (kvrelay_call){.wake = on_call_wake, .max_message_bytes = conn->max_frame};
   c->conn = conn;
   c->stream = f->stream;
   c->credit = (int32_t)conn->initial_credit;
@@ -656,5 +656,7 @@ int kvrelay_tcp_server_fd(const kvrelay_transport *t) {
 }
 
 uint64_t kvrelay_tcp_server_deadline_ns(const kvrelay_transport *t) {
-  return kvrelay_tcp_hub_deadline_ns(&server_of(t)->hub);
+  const server *s = server_of(t);
+  /* The next turn says that it was the last. */
+  return s->stopping && s->connections == 0 ? 0 : kvrelay_tcp_hub_deadline_ns(&s->hub);
 }
