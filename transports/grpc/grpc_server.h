@@ -25,9 +25,12 @@ typedef struct kvrelay_grpc_server_config {
   size_t max_request_bytes;   /* one request message */
   size_t max_message_bytes;   /* one response message; a longer one ends its call with
                                  RESOURCE_EXHAUSTED */
-  size_t output_threshold;  /* unsent bytes of a connection, copies of its own, above which nothing
-                               is produced for it, ≥ 4; they exceed it by less than one message */
-  uint32_t max_connections; /* ≥ 1 */
+  size_t output_threshold;    /* bytes of messages that wait in a connection's calls from which on
+                                 nothing is produced for it, ≥ 4: one message more at most.  A quarter
+                                 of it and one frame wait for the socket besides: more at once falls
+                                 out of the cache before it is sent.  Parts that stay with the service
+                                 do not count. */
+  uint32_t max_connections;   /* ≥ 1 */
   uint32_t max_connections_per_peer; /* from one IP address, ≥ 1 */
   uint32_t max_concurrent_streams;   /* of one connection, ≥ 1 */
   uint64_t

@@ -13,7 +13,7 @@
 #define SECOND_NS UINT64_C(1000000000)
 #define MAX_HEADER_LIST_BYTES ((size_t)16384)
 /* Of the output threshold: frames beyond that wait in their calls, not for the socket. */
-#define SOCKET_SHARE 2
+#define SOCKET_SHARE 4
 
 typedef struct server server;
 typedef struct connection connection;
