@@ -77,9 +77,11 @@ struct kvrelay_call {
   size_t max_message_bytes;
 };
 
+#define KVRELAY_PARTS_CAP 3
+
 /* One message to send: the concatenation of its parts. */
 typedef struct kvrelay_parts {
-  kvrelay_iov part[3]; /* lent, see rule 2 */
+  kvrelay_iov part[KVRELAY_PARTS_CAP]; /* lent, see rule 2 */
   size_t part_len;
   size_t bytes;    /* sum */
   size_t kept_len; /* of the last ones; 0 unless the call `keeps` */

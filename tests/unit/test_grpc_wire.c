@@ -822,15 +822,18 @@ Test(grpc_wire, S41_S42_too_many_pings) {
   start_greeted();
   raw_send_request(&raw, 1, TOY "Silent", "", "", 0);
   frame_of(RAW_HEADERS);
-  /* The first, then two strikes, which are forgiven by a message that goes out. */
-  for (int i = 0; i < 3; i++) {
-    raw_send_frame(&raw, RAW_PING, 0, 0, "12345678", 8);
-    cr_expect(frame_of(RAW_PING).flags & NGHTTP2_FLAG_ACK);
+  /* The first, then two strikes, which are forgiven by a message that goes out; then once more. */
+  for (int round = 0; round < 2; round++) {
+    for (int i = 0; i < 3; i++) {
+      raw_send_frame(&raw, RAW_PING, 0, 0, "12345678", 8);
+      cr_expect(frame_of(RAW_PING).flags & NGHTTP2_FLAG_ACK);
+    }
+    if (round == 0) {
+      raw_send_request(&raw, 3, TOY "Echo", "", "x", 1);
+      expect_answer(&raw, 3, "x", 1);
+    }
   }
-  raw_send_request(&raw, 3, TOY "Echo", "", "x", 1);
-  expect_answer(&raw, 3, "x", 1);
-  for (int i = 0; i < 4; i++)
-    raw_send_frame(&raw, RAW_PING, 0, 0, "12345678", 8);
+  raw_send_frame(&raw, RAW_PING, 0, 0, "12345678", 8);
   raw_frame f;
   do
     cr_assert(next_frame(&raw, &f, 2000));

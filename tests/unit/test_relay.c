@@ -331,15 +331,22 @@ Test(relay, H13_a_wait_ends_with_retirement_or_shutdown) {
   }
 }
 
-Test(relay, H11_progress_timeout_gives_the_permit_back) {
+/* The only place for a snapshot is a's, and b waits for it. */
+static fx *one_place(fx_pool **p, reader *a, reader *b) {
   kvrelay_relay_config cfg = fx_config();
   cfg.encoding_concurrency = 1;
   cfg.snapshot_progress_ns = 20 * MS;
   fx *f = fx_open(&cfg);
-  fx_pool *p = fx_publish(f, 1, 1000);
+  *p = fx_publish(f, 1, 1000);
+  cr_assert_eq(reader_open(f, a, *p), KVRELAY_OK);
+  cr_assert_eq(reader_open(f, b, *p), KVRELAY_OK);
+  return f;
+}
+
+Test(relay, H11_progress_timeout_gives_the_permit_back) {
+  fx_pool *p;
   reader a, b;
-  cr_assert_eq(reader_open(f, &a, p), KVRELAY_OK);
-  cr_assert_eq(reader_open(f, &b, p), KVRELAY_OK);
+  fx *f = one_place(&p, &a, &b);
   cr_assert_eq(reader_pull(f, &a), KVRELAY_PULL_MESSAGE);
   fx_tick(f, 19 * MS);
   cr_assert_eq(reader_pull(f, &a), KVRELAY_PULL_MESSAGE); /* each chunk has the whole time */
@@ -462,16 +469,11 @@ Test(relay, a_held_chunk_stays_until_the_next_pull) {
 }
 
 Test(relay, a_held_chunk_stays_until_it_is_told_that_the_snapshot_is_over) {
-  kvrelay_relay_config cfg = fx_config();
-  cfg.encoding_concurrency = 1;
-  cfg.snapshot_progress_ns = 20 * MS;
   for (int closed = 0; closed < 2; closed++) {
-    fx *f = fx_open(&cfg);
-    fx_pool *p = fx_publish(f, 1, 1000);
+    fx_pool *p;
     reader a, b;
     kept_chunk k;
-    cr_assert_eq(reader_open(f, &a, p), KVRELAY_OK);
-    cr_assert_eq(reader_open(f, &b, p), KVRELAY_OK);
+    fx *f = one_place(&p, &a, &b);
     kvrelay_relay_call_hold(&f->relay, a.call, true);
     while (!ckf_replica_live(&a.replica))
       cr_assert_eq(reader_pull(f, &a), KVRELAY_PULL_MESSAGE);
@@ -495,14 +497,9 @@ Test(relay, a_held_chunk_stays_until_it_is_told_that_the_snapshot_is_over) {
 }
 
 Test(relay, the_end_of_a_held_snapshot_that_nobody_has_read_of_lets_go_at_once) {
-  kvrelay_relay_config cfg = fx_config();
-  cfg.encoding_concurrency = 1;
-  cfg.snapshot_progress_ns = 20 * MS;
-  fx *f = fx_open(&cfg);
-  fx_pool *p = fx_publish(f, 1, 1000);
+  fx_pool *p;
   reader a, b;
-  cr_assert_eq(reader_open(f, &a, p), KVRELAY_OK);
-  cr_assert_eq(reader_open(f, &b, p), KVRELAY_OK);
+  fx *f = one_place(&p, &a, &b);
   kvrelay_relay_call_hold(&f->relay, a.call, true);
   fx_tick(f, 20 * MS);
   cr_assert(kvrelay_relay_call_admitted(&f->relay, b.call));

@@ -705,6 +705,19 @@ Test(tcp_wire, B11_9_what_waits_goes_out_within_the_grace_time) {
   finish();
 }
 
+Test(tcp_wire, B10_4_credit_used_up_exactly_is_none) {
+  start_by_hand();
+  hand_send("4b565246010100000000800090000000"); /* 144 bytes of credit: two messages */
+  EXPECT_GOT(SERVER_HELLO);
+  hand_send("060000000100000001000200313030203630"); /* Count "100 60" */
+  RUN_UNTIL((hand_read(), got_len >= 12 + 2 * 72));
+  run_ms(10);
+  hand_read();
+  cr_expect_eq(got_len, 12 + 2 * 72);
+  close(by_hand);
+  finish();
+}
+
 /* Section 10.6: lack of credit on one stream delays no other. */
 Test(tcp_wire, B10_6_a_slow_reader_stalls_only_its_stream) {
   start_by_hand();

@@ -47,8 +47,8 @@ static void on_dialled(void *client_, int fd, int err, const char *text) {
 
 static void on_timer(void *client_) {
   client *k = client_;
-  uint64_t now = kvrelay_now_ns();
   kvrelay_grpc_loop_turn(&k->loop);
+  const uint64_t now = k->loop.now_ns;
   if (client_stopping(k)) {
     kvrelay_grpc_dial_cancel(&k->dial);
     all_closed(k);

@@ -419,8 +419,8 @@ static void on_readable(evutil_socket_t fd, short what, void *link_) {
 
 static void on_timer(void *link_) {
   kvrelay_grpc_link *link = link_;
-  uint64_t now = kvrelay_now_ns();
   kvrelay_grpc_loop_turn(link->loop);
+  const uint64_t now = link->loop->now_ns;
   link->timer_at_ns = KVRELAY_TIME_NONE;
   if (link->lingering) {
     if (now >= link->linger_until_ns)

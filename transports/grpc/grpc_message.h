@@ -50,7 +50,7 @@ bool kvrelay_grpc_inbox_empty(const kvrelay_grpc_inbox *in);
 typedef struct kvrelay_grpc_outbox {
   struct kvrelay_grpc_blob *blob_; /* shared with the output buffers it was lent to */
   size_t off_;
-  kvrelay_iov kept_[3]; /* unsent */
+  kvrelay_iov kept_[KVRELAY_PARTS_CAP]; /* unsent */
   uint8_t kept_first_, kept_len_;
   bool waits_;     /* can_add has said no because of kept bytes */
   uint32_t using_; /* pieces of kept bytes in output buffers */

@@ -19,7 +19,7 @@
 #define SPARE_MAX ((size_t)16 << 20)
 #define MAX_STRIKES 2
 /* What waits, and the parts of a body. */
-#define OUT_PIECES (1 + sizeof((kvrelay_parts *)0)->part / sizeof(kvrelay_iov))
+#define OUT_PIECES (1 + KVRELAY_PARTS_CAP)
 
 /* ---- end ---- */
 
