@@ -147,10 +147,10 @@ int kvrelay_address_listen(const char *text, kvrelay_address *bound, int *fd) {
     return KVRELAY_TRANSPORT_ERR_SYSTEM;
   if (address.storage.ss_family != AF_UNIX)
     (void)setsockopt(s, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
+  const bool named = bind(s, (const struct sockaddr *)&address.storage, address.len) == 0;
   int err = KVRELAY_TRANSPORT_OK;
   bound->len = sizeof bound->storage;
-  if (bind(s, (const struct sockaddr *)&address.storage, address.len) != 0 ||
-      listen(s, SOMAXCONN) != 0)
+  if (!named || listen(s, SOMAXCONN) != 0)
     err = KVRELAY_TRANSPORT_ERR_BIND;
   else if (getsockname(s, (struct sockaddr *)&bound->storage, &bound->len) != 0)
     err = KVRELAY_TRANSPORT_ERR_SYSTEM;
@@ -160,6 +160,8 @@ int kvrelay_address_listen(const char *text, kvrelay_address *bound, int *fd) {
   }
   const int saved = errno;
   close(s);
+  if (named)
+    kvrelay_address_remove(&address);
   errno = saved;
   return err;
 }

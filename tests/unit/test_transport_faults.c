@@ -103,6 +103,29 @@ Test(transport_faults, accepts_and_connects_fail) {
   survive_all(FAULT_SOCKET, 3, ENETUNREACH, 2);
 }
 
+/* Or the next server could not bind there. */
+Test(transport_faults, a_server_that_cannot_be_opened_leaves_no_socket_file) {
+  static const char bind[] = "unix:faults.sock";
+  faults_install();
+  carriers_prepare();
+  raw_toy_init(&toy);
+  for (size_t i = 0; i < carriers_len; i++) {
+    int err = KVRELAY_TRANSPORT_ERR_MEMORY;
+    for (unsigned long nth = 1; err != KVRELAY_TRANSPORT_OK; nth++) {
+      struct event_base *base = event_base_new(); /* what libevent keeps needs no memory again */
+      faults_arm(FAULT_MEMORY, nth, 1, 0);
+      err = carriers[i].open_server(base, bind, &toy.base, &server);
+      (void)faults_disarm();
+      cr_assert_eq(access(bind + 5, F_OK) == 0, err == KVRELAY_TRANSPORT_OK, "%s, fault %lu: %d",
+                   carriers[i].name, nth, err);
+      if (err == KVRELAY_TRANSPORT_OK)
+        server->close(server);
+      event_base_free(base);
+    }
+    cr_assert_neq(access(bind + 5, F_OK), 0, "%s: left behind by close", carriers[i].name);
+  }
+}
+
 /* Forward only: the monotonic clock never goes back. */
 static void survive_jump(const carrier *how, struct event_base *base, int64_t jump) {
   char target[64];

@@ -95,14 +95,12 @@ static int on_run_once(kvrelay_transport *t, uint64_t timeout_ns) {
 static void on_wake(kvrelay_transport *t) { kvrelay_grpc_loop_wake(&server_of(t)->loop); }
 
 static void stop_listening(server *s) {
-  bool bound = s->acceptable != NULL;
   if (s->acceptable != NULL)
     event_free(s->acceptable);
   kvrelay_timer_close(&s->accept_again);
   if (s->fd >= 0) {
     close(s->fd);
-    if (bound)
-      kvrelay_address_remove(&s->address);
+    kvrelay_address_remove(&s->address);
   }
   s->acceptable = NULL;
   s->fd = -1;

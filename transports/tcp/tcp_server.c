@@ -550,8 +550,7 @@ static void on_wake(kvrelay_transport *t) { kvrelay_tcp_loop_wake(&server_of(t)-
 static void stop_listening(server *s) {
   if (s->listener.fd < 0)
     return;
-  if (s->listener.wants != 0 || s->listener.ready != NULL)
-    kvrelay_tcp_loop_unwatch(&s->hub.loop, &s->listener);
+  kvrelay_tcp_loop_unwatch(&s->hub.loop, &s->listener);
   close(s->listener.fd);
   s->listener.fd = -1;
   kvrelay_address_remove(&s->address);
@@ -592,6 +591,7 @@ static int listen_on(server *s, const char *text) {
     return err;
   const int saved = errno;
   close(fd);
+  kvrelay_address_remove(&s->address);
   s->listener.fd = -1;
   errno = saved;
   return err;
