@@ -149,7 +149,7 @@ $(BUILD)/tests/test_%: $(BUILD)/obj/tests/unit/test_%.o $(SUPPORT) $(COMMON) $(L
 $(filter $(BUILD)/tests/test_kvrelayd% $(BUILD)/tests/test_tool%,$(UNITS)): $(INSIDES)
 
 # Tests of faults get these calls through tests/support/faults.c.
-WRAPPED := clock_gettime malloc calloc realloc read readv recv recvmsg send sendmsg accept4 socket connect nghttp2_session_server_new2 nghttp2_session_client_new2
+WRAPPED := clock_gettime malloc calloc realloc read readv recv recvmsg send sendmsg accept4 socket connect nghttp2_session_client_new2
 $(filter %_faults,$(UNITS)): private LINK += $(WRAPPED:%=-Wl,--wrap=%)
 
 $(RUN_VECTORS): $(call obj,$(VECTOR_SRC)) $(SUPPORT) $(COMMON) $(LIB)

@@ -26,7 +26,7 @@ static kvrelay_transport *server;
 
 static void on_log(void *context, int level, const char *event, const char *text) {
   (void)context;
-  if (level >= KVRELAY_GRPC_LOG_INFO)
+  if (level >= KVRELAY_LOG_WARN)
     fprintf(stderr, "%s %s\n", event, text);
 }
 

@@ -173,7 +173,7 @@ static void on_close(kvrelay_service *self, void *handle, uint64_t now_ns) {
 
 static void on_log(void *context, int level, const char *event, const char *text) {
   (void)context;
-  if (level >= KVRELAY_GRPC_LOG_WARN)
+  if (level >= KVRELAY_LOG_WARN)
     fprintf(stderr, "%s %s\n", event, text);
 }
 

@@ -82,7 +82,7 @@ static bool read_line(char *line, size_t cap) {
 
 static void on_log(void *context, int level, const char *event, const char *text) {
   (void)context;
-  if (level >= KVRELAY_TCP_LOG_WARN)
+  if (level >= KVRELAY_LOG_WARN)
     printf("log %s %s\n", event, text);
   fflush(stdout);
 }

@@ -95,18 +95,9 @@ static void *h2_realloc(void *old, size_t size, void *context) {
 
 static nghttp2_mem memory = {NULL, h2_malloc, h2_free, h2_calloc, h2_realloc};
 
-int WRAP(nghttp2_session_server_new2)(nghttp2_session **session,
-                                      const nghttp2_session_callbacks *callbacks, void *user_data,
-                                      const nghttp2_option *option);
 int WRAP(nghttp2_session_client_new2)(nghttp2_session **session,
                                       const nghttp2_session_callbacks *callbacks, void *user_data,
                                       const nghttp2_option *option);
-
-int WRAP(nghttp2_session_server_new2)(nghttp2_session **session,
-                                      const nghttp2_session_callbacks *callbacks, void *user_data,
-                                      const nghttp2_option *option) {
-  return nghttp2_session_server_new3(session, callbacks, user_data, option, &memory);
-}
 
 int WRAP(nghttp2_session_client_new2)(nghttp2_session **session,
                                       const nghttp2_session_callbacks *callbacks, void *user_data,

@@ -13,6 +13,10 @@
 
 #define RELAY_NAME "dynamo.kvrelay.v1.KvEventRelay"
 
+_Static_assert((int)KVRELAY_LOG_DEBUG == (int)LOG_DEBUG && (int)KVRELAY_LOG_WARN == (int)LOG_WARN &&
+                   (int)KVRELAY_LOG_ERROR == (int)LOG_ERROR,
+               "levels of transports are those of the log");
+
 static void on_transport_log(void *context, int level, const char *event, const char *text) {
   char quoted[LOG_QUOTE_CAP];
   (void)context;

@@ -27,7 +27,7 @@ static const char preface[] = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /* Sends GOAWAY and shuts down as soon as it is out; nothing that comes until then is read. */
 static void calm_down(connection *conn, const char *debug) {
   conn->abused = true;
-  kvrelay_grpc_server_say(conn->server, KVRELAY_GRPC_LOG_WARN, "connection_abused", conn, debug);
+  kvrelay_grpc_server_say(conn->server, KVRELAY_LOG_WARN, "connection_abused", conn, debug);
   int32_t last = nghttp2_session_get_last_proc_stream_id(conn->link.session);
   kvrelay_grpc_link_submitted(&conn->link,
                               nghttp2_submit_goaway(conn->link.session, NGHTTP2_FLAG_NONE, last,
@@ -105,7 +105,7 @@ static int on_frame_sent(nghttp2_session *session, const nghttp2_frame *frame, v
   if (frame->hd.type == NGHTTP2_GOAWAY) {
     if (frame->goaway.error_code != NGHTTP2_NO_ERROR) {
       if (!conn->peer_left)
-        kvrelay_grpc_server_say(conn->server, KVRELAY_GRPC_LOG_WARN, "connection_error", conn,
+        kvrelay_grpc_server_say(conn->server, KVRELAY_LOG_WARN, "connection_error", conn,
                                 nghttp2_http2_strerror(frame->goaway.error_code));
       conn->link.closing = true;
     } else if (conn->drain == DRAIN_NOTICE) {
@@ -184,11 +184,8 @@ void kvrelay_grpc_connection_free(connection *conn) {
 
 static void on_gone(kvrelay_grpc_link *link) {
   connection *conn = connection_of(link);
-  bool strange = link->err == KVRELAY_TRANSPORT_ERR_PROTOCOL ||
-                 link->err == KVRELAY_TRANSPORT_ERR_LIMIT ||
-                 link->err == KVRELAY_TRANSPORT_ERR_SECURITY;
-  kvrelay_grpc_server_say(conn->server, strange ? KVRELAY_GRPC_LOG_WARN : KVRELAY_GRPC_LOG_DEBUG,
-                          "connection_closed", conn, link->text);
+  kvrelay_grpc_server_say(conn->server, kvrelay_log_level_of_end(link->err), "connection_closed",
+                          conn, link->text);
   kvrelay_grpc_connection_free(conn);
 }
 
@@ -367,7 +364,7 @@ static void on_given_away(kvrelay_grpc_link *link, int fd, kvrelay_secure_sessio
 }
 
 static void on_secured(kvrelay_grpc_link *link) {
-  kvrelay_grpc_server_say(connection_of(link)->server, KVRELAY_GRPC_LOG_DEBUG, "connection_secured",
+  kvrelay_grpc_server_say(connection_of(link)->server, KVRELAY_LOG_DEBUG, "connection_secured",
                           connection_of(link), "TLS");
 }
 
@@ -415,13 +412,13 @@ void kvrelay_grpc_connection_open(server *s, int fd, const kvrelay_address *peer
                               sizeof settings / sizeof *settings) != 0 ||
       nghttp2_session_set_local_window_size(conn->link.session, NGHTTP2_FLAG_NONE, 0,
                                             CONNECTION_WINDOW) != 0) {
-    kvrelay_grpc_server_say(s, KVRELAY_GRPC_LOG_ERROR, "connection_refused", conn, "no memory");
+    kvrelay_grpc_server_say(s, KVRELAY_LOG_ERROR, "connection_refused", conn, "no memory");
     kvrelay_grpc_connection_free(conn);
     return;
   }
   if (s->cfg.raw != NULL && s->cfg.security == NULL)
     conn->link.foreign_first = 'K';
-  kvrelay_grpc_server_say(s, KVRELAY_GRPC_LOG_DEBUG, "connection_opened", conn, "accepted");
+  kvrelay_grpc_server_say(s, KVRELAY_LOG_DEBUG, "connection_opened", conn, "accepted");
   kvrelay_grpc_link_rearm(&conn->link);
   kvrelay_grpc_link_kick(&conn->link);
 }

@@ -18,15 +18,9 @@
 
 void kvrelay_grpc_server_say(const server *s, int level, const char *event, const connection *conn,
                              const char *text) {
-  char peer[KVRELAY_ADDRESS_CAP] = "", line[1024];
-  if (s->cfg.log == NULL)
-    return;
-  if (conn != NULL)
-    kvrelay_address_format(&conn->peer, peer);
-  const char *name = conn != NULL && conn->link.secure != NULL ? conn->link.secure->peer : "";
-  snprintf(line, sizeof line, name[0] != '\0' ? "%s (%s)%s%s" : "%s%s%s%s", peer, name,
-           conn != NULL ? ": " : "", text);
-  s->cfg.log(s->cfg.log_context, level, event, line);
+  kvrelay_log_connection((kvrelay_log){s->cfg.log, s->cfg.log_context}, level, event,
+                         conn != NULL ? &conn->peer : NULL, conn != NULL ? conn->link.secure : NULL,
+                         text);
 }
 
 /* ---- connections ---- */
@@ -60,7 +54,7 @@ static void on_acceptable(evutil_socket_t listener, short what, void *server_) {
     if (fd < 0) {
       if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
         /* The queue stays readable: without a pause this would spin. */
-        kvrelay_grpc_server_say(s, KVRELAY_GRPC_LOG_WARN, "accept_failed", NULL, strerror(errno));
+        kvrelay_grpc_server_say(s, KVRELAY_LOG_WARN, "accept_failed", NULL, strerror(errno));
         event_del(s->acceptable);
         kvrelay_timer_set(&s->accept_again, ACCEPT_PAUSE_NS);
       }
@@ -70,7 +64,7 @@ static void on_acceptable(evutil_socket_t listener, short what, void *server_) {
     if (why != NULL) {
       uint64_t n = ++s->refused_connections;
       if ((n & (n - 1)) == 0)
-        kvrelay_grpc_server_say(s, KVRELAY_GRPC_LOG_WARN, "connection_refused", NULL, why);
+        kvrelay_grpc_server_say(s, KVRELAY_LOG_WARN, "connection_refused", NULL, why);
       close(fd);
       continue;
     }

@@ -3,20 +3,10 @@
 #ifndef KVRELAY_GRPC_SERVER_H
 #define KVRELAY_GRPC_SERVER_H
 
-#include "../address.h"
-#include "../secure.h"
+#include "../transport_log.h"
 #include "grpc_codec.h"
 
 struct event_base;
-
-/* Levels of the log callback. */
-enum kvrelay_grpc_log_level {
-  KVRELAY_GRPC_LOG_TRACE = 0,
-  KVRELAY_GRPC_LOG_DEBUG,
-  KVRELAY_GRPC_LOG_INFO,
-  KVRELAY_GRPC_LOG_WARN,
-  KVRELAY_GRPC_LOG_ERROR
-};
 
 typedef struct kvrelay_grpc_server_config {
   const char *bind; /* "127.0.0.1:5561", "[::1]:0", "unix:/run/relay.sock"; only read during open */
@@ -55,8 +45,8 @@ typedef struct kvrelay_grpc_server_config {
    * refused. */
   void (*raw)(void *context, int fd, const kvrelay_address *peer, kvrelay_secure_session *secure);
   void *raw_context;
-  /* What operators should know; texts are terminated and printable, valid during the call.  May be
-   * NULL. */
+  /* What operators should know; `level` is one of transport_log.h, texts are terminated and
+   * printable, valid during the call.  May be NULL. */
   void (*log)(void *context, int level, const char *event, const char *text);
   void *log_context;
 } kvrelay_grpc_server_config;

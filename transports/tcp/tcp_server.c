@@ -66,13 +66,9 @@ static server *server_of(const kvrelay_transport *t) { return (server *)(uintptr
 
 static void say(const server *s, int level, const char *event, const connection *conn,
                 const char *text) {
-  char peer[KVRELAY_ADDRESS_CAP] = "", line[512];
-  if (s->cfg.log == NULL)
-    return;
-  if (conn != NULL)
-    kvrelay_address_format(&conn->peer, peer);
-  snprintf(line, sizeof line, "%s%s%s", peer, conn != NULL ? ": " : "", text);
-  s->cfg.log(s->cfg.log_context, level, event, line);
+  kvrelay_log_connection((kvrelay_log){s->cfg.log, s->cfg.log_context}, level, event,
+                         conn != NULL ? &conn->peer : NULL, conn != NULL ? conn->link.secure : NULL,
+                         text);
 }
 
 /* ---- calls ---- */
@@ -311,7 +307,7 @@ static void on_cancel(server_call *c) {
 static void on_goaway(connection *conn, const kvrelay_frame *f) {
   if (f->aux == KVRELAY_GOAWAY_SHUTDOWN)
     return; /* it closes when it likes */
-  say(conn->server, KVRELAY_TCP_LOG_WARN, "connection_error", conn,
+  say(conn->server, KVRELAY_LOG_WARN, "connection_error", conn,
       f->aux == KVRELAY_GOAWAY_TOO_MANY_PINGS ? "the client says: too many pings"
       : f->aux == KVRELAY_GOAWAY_LIMIT        ? "the client says: frame above its limit"
                                               : "the client says: protocol error");
@@ -431,18 +427,13 @@ static void connection_close(connection *conn) {
 
 static void on_gone(kvrelay_tcp_link *link) {
   connection *conn = connection_of(link);
-  const bool strange = link->err == KVRELAY_TRANSPORT_ERR_PROTOCOL ||
-                       link->err == KVRELAY_TRANSPORT_ERR_MEMORY ||
-                       link->err == KVRELAY_TRANSPORT_ERR_SECURITY;
-  say(conn->server, strange ? KVRELAY_TCP_LOG_WARN : KVRELAY_TCP_LOG_DEBUG, "connection_closed",
-      conn, link->text);
+  say(conn->server, kvrelay_log_level_of_end(link->err), "connection_closed", conn, link->text);
   connection_close(conn);
 }
 
 static void on_secured(kvrelay_tcp_link *link) {
-  connection *conn = connection_of(link);
-  say(conn->server, KVRELAY_TCP_LOG_DEBUG, "connection_secured", conn,
-      link->secure->peer[0] != '\0' ? link->secure->peer : "no certificate");
+  say(connection_of(link)->server, KVRELAY_LOG_DEBUG, "connection_secured", connection_of(link),
+      "TLS");
 }
 
 static const kvrelay_tcp_link_events link_events = {on_preface, on_frame, on_fill,   on_deadline_ns,
@@ -463,7 +454,7 @@ static const char *refusal(const server *s, const kvrelay_address *peer) {
 static void refuse_connection(server *s, int fd, kvrelay_secure_session *secure, const char *why) {
   const uint64_t n = ++s->refused_connections;
   if ((n & (n - 1)) == 0)
-    say(s, KVRELAY_TCP_LOG_WARN, "connection_refused", NULL, why != NULL ? why : "no memory");
+    say(s, KVRELAY_LOG_WARN, "connection_refused", NULL, why != NULL ? why : "no memory");
   if (secure != NULL)
     secure->close(secure);
   close(fd);
@@ -493,8 +484,10 @@ void kvrelay_tcp_server_adopt(kvrelay_transport *t, int fd, const kvrelay_addres
   conn->peer = *peer;
   conn->idle_since_ns = kvrelay_now_ns();
   conn->drain_until_ns = KVRELAY_TIME_NONE;
-  if (kvrelay_tcp_link_open(&conn->link, &s->hub, &link_events, &cfg, fd) != KVRELAY_TRANSPORT_OK) {
-    say(s, KVRELAY_TCP_LOG_WARN, "connection_refused", conn, strerror(errno));
+  const int err = kvrelay_tcp_link_open(&conn->link, &s->hub, &link_events, &cfg, fd);
+  if (err != KVRELAY_TRANSPORT_OK) {
+    say(s, KVRELAY_LOG_ERROR, "connection_refused", conn,
+        err == KVRELAY_TRANSPORT_ERR_SYSTEM ? strerror(errno) : kvrelay_transport_strerror(err));
     if (secure != NULL)
       secure->close(secure);
     free(conn);
@@ -503,7 +496,7 @@ void kvrelay_tcp_server_adopt(kvrelay_transport *t, int fd, const kvrelay_addres
   if (secure != NULL)
     kvrelay_tcp_link_secure(&conn->link, secure);
   s->connections++;
-  say(s, KVRELAY_TCP_LOG_DEBUG, "connection_opened", conn, "accepted");
+  say(s, KVRELAY_LOG_DEBUG, "connection_opened", conn, "accepted");
 }
 
 static void on_acceptable(kvrelay_tcp_watch *watch, short events) {
@@ -521,7 +514,7 @@ static void on_acceptable(kvrelay_tcp_watch *watch, short events) {
     }
     if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
       /* The queue stays readable: without a pause this would spin. */
-      say(s, KVRELAY_TCP_LOG_WARN, "accept_failed", NULL, strerror(errno));
+      say(s, KVRELAY_LOG_WARN, "accept_failed", NULL, strerror(errno));
       kvrelay_tcp_loop_want(&s->hub.loop, watch, 0);
       s->hub.alarm_ns = kvrelay_tcp_later(s->hub.now_ns, ACCEPT_PAUSE_NS);
     }

@@ -4,11 +4,7 @@
 #ifndef KVRELAY_TCP_SERVER_H
 #define KVRELAY_TCP_SERVER_H
 
-#include "../address.h"
-#include "../secure.h"
-
-/* Levels of the log callback; the same numbers as of the gRPC server. */
-enum kvrelay_tcp_log_level { KVRELAY_TCP_LOG_DEBUG = 1, KVRELAY_TCP_LOG_WARN = 3 };
+#include "../transport_log.h"
 
 typedef struct kvrelay_tcp_server_config {
   /* "127.0.0.1:5562", "[::1]:0", "unix:/run/relay.sock"; only read during open.  NULL: no listener,
@@ -26,8 +22,8 @@ typedef struct kvrelay_tcp_server_config {
   uint64_t keepalive_timeout_ns;     /* without an answer the connection is dropped */
   uint64_t peer_ping_interval_ns;    /* PINGs of a peer that come faster, twice: GOAWAY */
   uint64_t idle_timeout_ns;          /* without streams: GOAWAY */
-  /* What operators should know; texts are terminated and printable, valid during the call.  May be
-   * NULL. */
+  /* What operators should know; `level` is one of transport_log.h, texts are terminated and
+   * printable, valid during the call.  May be NULL. */
   void (*log)(void *context, int level, const char *event, const char *text);
   void *log_context;
 } kvrelay_tcp_server_config;
