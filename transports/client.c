@@ -6,7 +6,6 @@
 #include "kvrelay_pb.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 #define REPLICA_ALIGN 64 /* a cache line, and the size of what stands in front of a replica */
 #define ARENA_FIRST 65536
@@ -80,15 +79,13 @@ static int start_call(kvrelay_client *cl, const kvrelay_action *a) {
 static void do_call(kvrelay_client *cl, const kvrelay_action *a, uint64_t now_ns) {
   const int err = start_call(cl, a);
   if (!err && a->request.method == KVRELAY_METHOD_GET_RELAY_INFO) {
-    const uint64_t most = KVRELAY_TIME_NONE - now_ns;
     cl->info_call = a->call;
-    cl->info_until_ns = now_ns + (cl->cfg.info_timeout_ns < most ? cl->cfg.info_timeout_ns : most);
+    cl->info_until_ns = kvrelay_later_ns(now_ns, cl->cfg.info_timeout_ns);
   }
   if (!err)
     return;
-  kvrelay_status status = {.grpc = KVRELAY_GRPC_UNAVAILABLE};
-  const char *text = kvrelay_transport_strerror(err);
-  memcpy(status.text, text, strlen(text) + 1);
+  kvrelay_status status;
+  (void)kvrelay_refuse(&status, KVRELAY_GRPC_UNAVAILABLE, kvrelay_transport_strerror(err));
   (void)kvrelay_consumer_feed_end(cl->cfg.consumer, a->call, &status, now_ns);
 }
 
@@ -305,8 +302,8 @@ int kvrelay_client_run(kvrelay_client *client, uint64_t now_ns) {
 }
 
 uint64_t kvrelay_client_deadline_ns(const kvrelay_client *client) {
-  const uint64_t at = kvrelay_consumer_deadline_ns(client->cfg.consumer);
-  return at < client->info_until_ns ? at : client->info_until_ns;
+  return kvrelay_earlier_ns(kvrelay_consumer_deadline_ns(client->cfg.consumer),
+                            client->info_until_ns);
 }
 
 kvrelay_client_config kvrelay_client_config_default(kvrelay_consumer *consumer) {

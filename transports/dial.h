@@ -41,12 +41,12 @@ int kvrelay_dial_target_name(const kvrelay_dial_target *target, const char *give
                              char out[KVRELAY_DIAL_NAME_CAP]);
 
 /*
- * Connects from a thread of its own, which resolves a name, gives each address a head start of 250
- * ms, the families in turns, and takes the first that answers (RFC 8305); if that is a proxy, it
- * asks for the target and waits.  Returns a descriptor
- * that becomes readable when kvrelay_dial_result is due, whatever loop watches it; closing it
- * instead calls everything off.  There is no time limit but the system's.  Below 0:
- * KVRELAY_TRANSPORT_ERR_MEMORY, or _ERR_SYSTEM (errno).
+ * Connects from a thread of its own, which resolves a name, gives each address a head start of
+ * 250 ms, the families in turns, and takes the first that answers (RFC 8305); if that is a proxy,
+ * it asks for the target and waits.  Returns a descriptor that becomes readable when
+ * kvrelay_dial_result is due, whatever loop watches it; closing it instead calls everything off.
+ * There is no time limit but the system's.  Below 0: KVRELAY_TRANSPORT_ERR_MEMORY, or _ERR_SYSTEM
+ * (errno).
  */
 int kvrelay_dial_start(const kvrelay_dial_target *target);
 /*

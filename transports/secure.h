@@ -48,7 +48,7 @@ enum kvrelay_secure_err {
 typedef struct kvrelay_secure_config {
   int fd;                 /* connected, non-blocking */
   const char *protocols;  /* what the transport speaks (ALPN), best first: "h2", "h2,kvrelay-raw/1";
-                             each 1 .. 255 bytes, 255 in all */
+                             each 1 .. 31 bytes, 255 in all */
   bool protocol_required; /* a peer that names no protocol is refused.  One that names others only
                              always is. */
   const char *peer_name;  /* client: whom it means to reach, a host name or an IP address as text;

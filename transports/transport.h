@@ -3,7 +3,7 @@
  * it. */
 
 /*
- * Three parties meet here.  A *transport* (grpc/, mem/, later tcp/) owns sockets, timers and
+ * Three parties meet here.  A *transport* (grpc/, tcp/, mem/) owns sockets, timers and
  * memory.  A *service* is what a server transport asks about each call; service.h binds a
  * kvrelay_relay to it.  A *caller* is what a client transport reports to; client.h binds a
  * kvrelay_consumer to it.  All of it runs in one thread: the one that runs the loop.
@@ -26,8 +26,8 @@
  * nothing is called for it afterwards.
  *  6. A refused `open` has no `close`.
  *  7. `now_ns` is the transport's monotonic clock; one clock for all transports of a loop.
- *  8. run_once waits at most `timeout_ns` and returns 1 when something happened, 0 on time-out,
- * negative on error; never blocks longer.
+ *  8. run_once waits at most `timeout_ns`, which may be rounded up to milliseconds, and returns 1
+ * when something happened, 0 on time-out, negative on error.
  *  9. wake may be called from any thread or signal handler: run_once returns soon.  Everything else
  * belongs to the loop's thread.
  * 10. After `stop` the transport takes no new calls and ends when the last one is gone or the grace
@@ -53,14 +53,26 @@ enum kvrelay_transport_err {
 };
 const char *kvrelay_transport_strerror(int err);
 
+#define KVRELAY_SECOND_NS UINT64_C(1000000000)
+
 /* The monotonic clock that all transports on sockets go by. */
 uint64_t kvrelay_now_ns(void);
+/* When a delay that begins now is over; KVRELAY_TIME_NONE, never, where that is beyond all time. */
+static inline uint64_t kvrelay_later_ns(uint64_t now_ns, uint64_t delay_ns) {
+  return delay_ns > KVRELAY_TIME_NONE - now_ns ? KVRELAY_TIME_NONE : now_ns + delay_ns;
+}
+static inline uint64_t kvrelay_earlier_ns(uint64_t a_ns, uint64_t b_ns) {
+  return a_ns < b_ns ? a_ns : b_ns;
+}
+
+/* Servers on sockets give no longer grace than this: whoever stops them waits below 5 s. */
+#define KVRELAY_GRACE_MAX_NS (4 * KVRELAY_SECOND_NS)
 
 typedef struct kvrelay_transport kvrelay_transport;
 struct kvrelay_transport {
   int (*run_once)(kvrelay_transport *t, uint64_t timeout_ns);
   void (*wake)(kvrelay_transport *t);
-  void (*stop)(kvrelay_transport *t, uint64_t grace_ns);
+  void (*stop)(kvrelay_transport *t, uint64_t grace_ns); /* rule 10 */
   void (*close)(kvrelay_transport *t); /* frees everything; open calls are closed first */
   uint64_t (*now_ns)(const kvrelay_transport *t);
 };
@@ -145,8 +157,10 @@ struct kvrelay_caller {
 typedef struct kvrelay_client_transport kvrelay_client_transport;
 struct kvrelay_client_transport {
   kvrelay_transport base;
-  /* Sends one request message and half-closes.  KVRELAY_TRANSPORT_OK, _ERR_CONNECT (not ready),
-   * _ERR_LIMIT, _ERR_ARG (number in use). */
+  /* Sends one request message, which is copied, and half-closes.  KVRELAY_TRANSPORT_OK, or, with
+   * nothing sent, _ERR_ARG (number 0 or in use), _ERR_CONNECT (not ready: wait for the connection),
+   * _ERR_LIMIT (too many calls are open: wait for an end; or the request is too long), _ERR_MEMORY.
+   */
   int (*call)(kvrelay_client_transport *t, uint32_t call, const char *path, const uint8_t *request,
               size_t len);
   void (*cancel)(kvrelay_client_transport *t, uint32_t call); /* unknown numbers are ignored */

@@ -63,7 +63,7 @@ static void on_timer(void *client_) {
     return;
   k->state = CLIENT_DIALLING;
   k->attempt_ns = now;
-  kvrelay_timer_set_at(&k->timer, later_by(now, k->cfg.connect_timeout_ns));
+  kvrelay_timer_set_at(&k->timer, kvrelay_later_ns(now, k->cfg.connect_timeout_ns));
   k->caller->connection(k->caller, KVRELAY_CONNECTION_CONNECTING, KVRELAY_TRANSPORT_OK, "",
                         KVRELAY_TIME_NONE, now);
   int err = kvrelay_grpc_dial_start(&k->dial, k->loop.base, &k->target, on_dialled, k);
@@ -98,7 +98,7 @@ static void on_wake(kvrelay_transport *t) { kvrelay_grpc_loop_wake(&client_of(t)
 static void on_stop(kvrelay_transport *t, uint64_t grace_ns) {
   client *k = client_of(t);
   uint64_t now = kvrelay_now_ns();
-  k->stop_at_ns = later_by(now, grace_ns) - (grace_ns == KVRELAY_TIME_NONE ? 1 : 0);
+  k->stop_at_ns = kvrelay_later_ns(now, grace_ns) - (grace_ns == KVRELAY_TIME_NONE ? 1 : 0);
   if (!client_has_link(k))
     kvrelay_timer_set_at(&k->timer, now);
   else if (k->open.len == 0)
@@ -160,19 +160,19 @@ kvrelay_grpc_client_config kvrelay_grpc_client_config_default(void) {
       .stream_window_bytes = 8388608,
       .connection_window_bytes = 16777216,
       .max_calls = 1024,
-      .connect_timeout_ns = 20 * SECOND_NS,
-      .backoff_first_ns = SECOND_NS,
-      .backoff_max_ns = 120 * SECOND_NS,
-      .keepalive_interval_ns = 30 * SECOND_NS,
-      .keepalive_timeout_ns = 20 * SECOND_NS,
-      .goaway_grace_ns = 30 * SECOND_NS,
+      .connect_timeout_ns = 20 * KVRELAY_SECOND_NS,
+      .backoff_first_ns = KVRELAY_SECOND_NS,
+      .backoff_max_ns = 120 * KVRELAY_SECOND_NS,
+      .keepalive_interval_ns = 30 * KVRELAY_SECOND_NS,
+      .keepalive_timeout_ns = 20 * KVRELAY_SECOND_NS,
+      .goaway_grace_ns = 30 * KVRELAY_SECOND_NS,
       .jitter_seed = kvrelay_now_ns(),
   };
 }
 
 int kvrelay_grpc_client_open(const kvrelay_grpc_client_config *cfg, kvrelay_caller *caller,
                              kvrelay_client_transport **out) {
-  if (cfg == NULL || caller == NULL || cfg->target == NULL || cfg->max_calls == 0 ||
+  if (cfg == NULL || caller == NULL || out == NULL || cfg->target == NULL || cfg->max_calls == 0 ||
       cfg->stream_window_bytes < DEFAULT_WINDOW_BYTES || cfg->stream_window_bytes > INT32_MAX ||
       cfg->connection_window_bytes < DEFAULT_WINDOW_BYTES ||
       cfg->connection_window_bytes > INT32_MAX)

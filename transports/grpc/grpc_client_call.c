@@ -36,8 +36,8 @@ static void call_end(client_call *c, const kvrelay_status *status) {
 }
 
 static void call_fail(client_call *c, int32_t grpc, const char *text) {
-  kvrelay_status status = {.grpc = grpc, .reason = KVRELAY_REASON_NONE};
-  snprintf(status.text, sizeof status.text, "%s", text);
+  kvrelay_status status;
+  (void)kvrelay_refuse(&status, grpc, text);
   call_end(c, &status);
 }
 
@@ -447,7 +447,7 @@ int kvrelay_grpc_client_call_start(client *k, uint32_t number,
   c->half_closed = message != NULL;
   c->deadline_ns = options->timeout_ns == KVRELAY_TIME_NONE
                        ? KVRELAY_TIME_NONE
-                       : later_by(kvrelay_now_ns(), options->timeout_ns);
+                       : kvrelay_later_ns(kvrelay_now_ns(), options->timeout_ns);
   kvrelay_grpc_inbox_init(&c->inbox, k->cfg.max_message_bytes);
   if (message != NULL) {
     const kvrelay_parts parts = {.part = {*message}, .part_len = 1, .bytes = message->len};

@@ -21,7 +21,7 @@ static void on_settings(client *k) {
   uint64_t now = kvrelay_now_ns();
   k->state = CLIENT_READY;
   k->backoff.next_ns = k->backoff.first_ns;
-  k->ping_at_ns = later_by(now, k->keepalive_ns);
+  k->ping_at_ns = kvrelay_later_ns(now, k->keepalive_ns);
   kvrelay_grpc_link_rearm(&k->link);
   k->base.peer_not_after = k->link.secure != NULL ? k->link.secure->peer_not_after : 0;
   k->caller->connection(k->caller, KVRELAY_CONNECTION_READY, KVRELAY_TRANSPORT_OK, "",
@@ -31,7 +31,7 @@ static void on_settings(client *k) {
 static void on_goaway(client *k, const nghttp2_goaway *frame) {
   static const char calm[] = "too_many_pings";
   if (!client_goaway(k)) {
-    const uint64_t until = later_by(kvrelay_now_ns(), k->cfg.goaway_grace_ns);
+    const uint64_t until = kvrelay_later_ns(kvrelay_now_ns(), k->cfg.goaway_grace_ns);
     k->goaway_until_ns = until == KVRELAY_TIME_NONE ? until - 1 : until;
     kvrelay_grpc_link_rearm(&k->link);
   }
@@ -53,7 +53,7 @@ static int on_frame(nghttp2_session *session, const nghttp2_frame *frame, void *
   case NGHTTP2_PING:
     if ((frame->hd.flags & NGHTTP2_FLAG_ACK) && k->ping_open) {
       k->ping_open = false;
-      k->ping_at_ns = later_by(kvrelay_now_ns(), k->keepalive_ns);
+      k->ping_at_ns = kvrelay_later_ns(kvrelay_now_ns(), k->keepalive_ns);
       kvrelay_grpc_link_rearm(&k->link);
     }
     return 0;
@@ -137,13 +137,13 @@ static size_t on_received(kvrelay_grpc_link *link, const uint8_t *bytes, size_t 
 static uint64_t on_deadline_ns(const kvrelay_grpc_link *link) {
   const client *k = client_of_link(link);
   const client_call *c = TAILQ_FIRST(&k->due);
-  uint64_t at = k->state == CLIENT_HANDSHAKE ? later_by(k->attempt_ns, k->cfg.connect_timeout_ns)
-                                             : k->ping_at_ns;
-  if (c != NULL && c->deadline_ns < at)
-    at = c->deadline_ns;
-  if (k->goaway_until_ns < at)
-    at = k->goaway_until_ns;
-  return at < k->stop_at_ns ? at : k->stop_at_ns;
+  uint64_t at = k->state == CLIENT_HANDSHAKE
+                    ? kvrelay_later_ns(k->attempt_ns, k->cfg.connect_timeout_ns)
+                    : k->ping_at_ns;
+  if (c != NULL)
+    at = kvrelay_earlier_ns(at, c->deadline_ns);
+  at = kvrelay_earlier_ns(at, k->goaway_until_ns);
+  return kvrelay_earlier_ns(at, k->stop_at_ns);
 }
 
 static void on_link_tick(kvrelay_grpc_link *link, uint64_t now) {
@@ -154,17 +154,17 @@ static void on_link_tick(kvrelay_grpc_link *link, uint64_t now) {
   } else if (now >= k->goaway_until_ns) {
     kvrelay_grpc_link_fail(link, KVRELAY_TRANSPORT_CLOSED, "the server goes away");
   } else if (k->state == CLIENT_HANDSHAKE) {
-    if (now >= later_by(k->attempt_ns, k->cfg.connect_timeout_ns))
+    if (now >= kvrelay_later_ns(k->attempt_ns, k->cfg.connect_timeout_ns))
       kvrelay_grpc_link_fail(link, KVRELAY_TRANSPORT_ERR_CONNECT,
                              link->shaking ? "no TLS handshake in time" : "no SETTINGS in time");
   } else if (now >= k->ping_at_ns) {
     if (k->ping_open) {
       kvrelay_grpc_link_fail(link, KVRELAY_TRANSPORT_ERR_CONNECT, "no answer to a keepalive PING");
     } else if (k->open.len == 0) {
-      k->ping_at_ns = later_by(now, k->keepalive_ns);
+      k->ping_at_ns = kvrelay_later_ns(now, k->keepalive_ns);
     } else {
       k->ping_open = true;
-      k->ping_at_ns = later_by(now, k->cfg.keepalive_timeout_ns);
+      k->ping_at_ns = kvrelay_later_ns(now, k->cfg.keepalive_timeout_ns);
       kvrelay_grpc_link_submitted(
           link, nghttp2_submit_ping(link->session, NGHTTP2_FLAG_NONE, keepalive_ping));
     }

@@ -11,7 +11,6 @@
 #include "grpc_link.h"
 #include "grpc_message.h"
 
-#define SECOND_NS UINT64_C(1000000000)
 #define MAX_HEADER_LIST_BYTES 16384
 
 typedef struct client client;
@@ -73,10 +72,6 @@ struct client {
   size_t first_len; /* of the server's first frame header, to tell what it speaks */
   bool ping_open;
 };
-
-static inline uint64_t later_by(uint64_t now, uint64_t delay) {
-  return delay > KVRELAY_TIME_NONE - now ? KVRELAY_TIME_NONE : now + delay;
-}
 
 static inline client *client_of(const kvrelay_transport *t) { return (client *)(uintptr_t)t; }
 static inline bool client_stopping(const client *k) { return k->stop_at_ns != KVRELAY_TIME_NONE; }

@@ -14,8 +14,8 @@
 #define MAX_QUEUED_FRAMES 10000
 /* Streams that a peer may reset at once, and how soon it may reset one more. */
 #define MAX_RESETS 1000
-#define RESET_EVERY_NS (SECOND_NS / 33)
-#define DRAIN_PING_NS SECOND_NS
+#define RESET_EVERY_NS (KVRELAY_SECOND_NS / 33)
+#define DRAIN_PING_NS KVRELAY_SECOND_NS
 
 static const uint8_t keepalive_ping[8] = "kvrelay";
 static const uint8_t drain_ping[8] = "kvdrain";
@@ -53,7 +53,7 @@ static void on_ping(connection *conn, const nghttp2_ping *ping) {
                memcmp(ping->opaque_data, keepalive_ping, sizeof keepalive_ping) == 0) {
       conn->ping_open = false;
       conn->idle_frames = 0; /* asked for: a connection may be silent for weeks */
-      conn->ping_at_ns = later_by(now, conn->server->cfg.keepalive_interval_ns);
+      conn->ping_at_ns = kvrelay_later_ns(now, conn->server->cfg.keepalive_interval_ns);
       kvrelay_grpc_link_rearm(&conn->link);
     }
     return;
@@ -288,16 +288,16 @@ static size_t on_received(kvrelay_grpc_link *link, const uint8_t *bytes, size_t 
 static uint64_t on_deadline_ns(const kvrelay_grpc_link *link) {
   const connection *conn = connection_of(link);
   const kvrelay_grpc_server_config *cfg = &conn->server->cfg;
-  uint64_t at = earlier(conn->ping_at_ns, conn->expires_ns);
+  uint64_t at = kvrelay_earlier_ns(conn->ping_at_ns, conn->expires_ns);
   if (!conn->saw_call)
-    at = earlier(at, later_by(conn->opened_ns, cfg->handshake_timeout_ns));
+    at = kvrelay_earlier_ns(at, kvrelay_later_ns(conn->opened_ns, cfg->handshake_timeout_ns));
   if (conn->drain == DRAIN_NOTICE)
-    at = earlier(at, conn->drain_ping_ns);
+    at = kvrelay_earlier_ns(at, conn->drain_ping_ns);
   if (conn->drain != DRAIN_NONE)
-    return earlier(at, conn->drain_until_ns);
+    return kvrelay_earlier_ns(at, conn->drain_until_ns);
   /* With calls open this is only when to look again. */
   uint64_t idle_since = conn->calls_count == 0 ? conn->idle_since_ns : kvrelay_now_ns();
-  return earlier(at, later_by(idle_since, cfg->idle_timeout_ns));
+  return kvrelay_earlier_ns(at, kvrelay_later_ns(idle_since, cfg->idle_timeout_ns));
 }
 
 /* GOAWAY in two steps, so that no call that is on its way gets lost. */
@@ -307,14 +307,14 @@ void kvrelay_grpc_connection_drain(connection *conn, uint64_t grace_ns) {
     kvrelay_grpc_link_fail(&conn->link, KVRELAY_TRANSPORT_CLOSED, "stopped in the handshake");
     return;
   }
-  uint64_t until = later_by(now, grace_ns);
+  uint64_t until = kvrelay_later_ns(now, grace_ns);
   if (conn->drain == DRAIN_NONE) {
     conn->drain = DRAIN_NOTICE;
     conn->drain_until_ns = until;
     conn->drain_ping_ns = now + DRAIN_PING_NS;
     kvrelay_grpc_link_submitted(&conn->link, nghttp2_submit_shutdown_notice(conn->link.session));
   }
-  conn->drain_until_ns = earlier(conn->drain_until_ns, until);
+  conn->drain_until_ns = kvrelay_earlier_ns(conn->drain_until_ns, until);
   kvrelay_grpc_link_rearm(&conn->link);
   kvrelay_grpc_link_kick(&conn->link);
 }
@@ -322,7 +322,7 @@ void kvrelay_grpc_connection_drain(connection *conn, uint64_t grace_ns) {
 static void on_tick(kvrelay_grpc_link *link, uint64_t now) {
   connection *conn = connection_of(link);
   const kvrelay_grpc_server_config *cfg = &conn->server->cfg;
-  if (!conn->saw_call && now >= later_by(conn->opened_ns, cfg->handshake_timeout_ns)) {
+  if (!conn->saw_call && now >= kvrelay_later_ns(conn->opened_ns, cfg->handshake_timeout_ns)) {
     if (conn->preface_len < PREFACE_LEN) {
       kvrelay_grpc_link_fail(link, KVRELAY_TRANSPORT_ERR_PROTOCOL,
                              link->shaking ? "no TLS handshake in time"
@@ -343,7 +343,7 @@ static void on_tick(kvrelay_grpc_link *link, uint64_t now) {
     kvrelay_grpc_connection_drain(conn, cfg->max_connection_age_grace_ns);
   }
   if (conn->drain == DRAIN_NONE && conn->calls_count == 0 &&
-      now >= later_by(conn->idle_since_ns, cfg->idle_timeout_ns))
+      now >= kvrelay_later_ns(conn->idle_since_ns, cfg->idle_timeout_ns))
     kvrelay_grpc_connection_drain(conn, DRAIN_PING_NS);
   if (now < conn->ping_at_ns)
     return;
@@ -352,7 +352,7 @@ static void on_tick(kvrelay_grpc_link *link, uint64_t now) {
     return;
   }
   conn->ping_open = true;
-  conn->ping_at_ns = later_by(now, cfg->keepalive_timeout_ns);
+  conn->ping_at_ns = kvrelay_later_ns(now, cfg->keepalive_timeout_ns);
   kvrelay_grpc_link_submitted(
       link, nghttp2_submit_ping(link->session, NGHTTP2_FLAG_NONE, keepalive_ping));
 }
@@ -391,11 +391,11 @@ void kvrelay_grpc_connection_open(server *s, int fd, const kvrelay_address *peer
   conn->server = s;
   conn->peer = *peer;
   conn->opened_ns = conn->idle_since_ns = conn->resets_at_ns = now;
-  conn->ping_at_ns = later_by(now, s->cfg.keepalive_interval_ns);
+  conn->ping_at_ns = kvrelay_later_ns(now, s->cfg.keepalive_interval_ns);
   conn->expires_ns = KVRELAY_TIME_NONE;
   if (s->cfg.max_connection_age_ns != KVRELAY_TIME_NONE)
-    conn->expires_ns = later_by(now, s->cfg.max_connection_age_ns / 10 * 9 +
-                                         random_below(s, s->cfg.max_connection_age_ns / 5));
+    conn->expires_ns = kvrelay_later_ns(now, s->cfg.max_connection_age_ns / 10 * 9 +
+                                                 random_below(s, s->cfg.max_connection_age_ns / 5));
   TAILQ_INSERT_TAIL(&s->connections, conn, entry);
   s->connections_count++;
   const nghttp2_settings_entry settings[] = {

@@ -15,7 +15,7 @@
 #define READS_PER_TURN 16
 #define WRITE_PER_TURN ((size_t)4 << 20)
 #define WRITE_PIECES 64
-#define LINGER_NS UINT64_C(1000000000)
+#define LINGER_NS KVRELAY_SECOND_NS
 #define FRAME_LEN_MAX ((ssize_t)262144)
 
 /* ---- loop ---- */

@@ -30,7 +30,8 @@ typedef struct kvrelay_grpc_loop {
   bool own_base, timed_out;
 } kvrelay_grpc_loop;
 
-/* `base` NULL: one of its own. */
+/* `base` NULL: one of its own.  KVRELAY_TRANSPORT_OK, or _ERR_SYSTEM (errno), _ERR_MEMORY; then
+ * nothing is open. */
 int kvrelay_grpc_loop_open(kvrelay_grpc_loop *loop, struct event_base *base,
                            void (*on_kick)(void *owner), void *owner);
 void kvrelay_grpc_loop_close(kvrelay_grpc_loop *loop);
@@ -92,7 +93,7 @@ struct kvrelay_grpc_link {
 };
 
 /* Takes `fd` (also on failure) and `session`; both may be closed and freed only through
- * kvrelay_grpc_link_close. */
+ * kvrelay_grpc_link_close.  KVRELAY_TRANSPORT_OK, or _ERR_MEMORY: it is closed. */
 int kvrelay_grpc_link_open(kvrelay_grpc_link *link, kvrelay_grpc_loop *loop,
                            const kvrelay_grpc_link_events *events, int fd, size_t out_threshold);
 void kvrelay_grpc_link_close(kvrelay_grpc_link *link);

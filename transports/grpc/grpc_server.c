@@ -10,8 +10,7 @@
 
 #include "grpc_server_private.h"
 
-#define MAX_GRACE_NS (4 * SECOND_NS)
-#define ACCEPT_PAUSE_NS (SECOND_NS / 10)
+#define ACCEPT_PAUSE_NS (KVRELAY_SECOND_NS / 10)
 #define ACCEPTS_PER_TURN 64
 
 /* ---- log ---- */
@@ -107,7 +106,7 @@ static void on_stop(kvrelay_transport *t, uint64_t grace_ns) {
   s->stopping = true;
   stop_listening(s);
   TAILQ_FOREACH(conn, &s->connections, entry)
-  kvrelay_grpc_connection_drain(conn, earlier(grace_ns, MAX_GRACE_NS));
+  kvrelay_grpc_connection_drain(conn, kvrelay_earlier_ns(grace_ns, KVRELAY_GRACE_MAX_NS));
 }
 
 static void on_close(kvrelay_transport *t) {
@@ -149,21 +148,21 @@ kvrelay_grpc_server_config kvrelay_grpc_server_config_default(void) {
       .max_connections = 1024,
       .max_connections_per_peer = 256,
       .max_concurrent_streams = 1024,
-      .keepalive_interval_ns = 20 * SECOND_NS,
-      .keepalive_timeout_ns = 10 * SECOND_NS,
-      .peer_ping_interval_ns = 10 * SECOND_NS,
-      .handshake_timeout_ns = 10 * SECOND_NS,
-      .idle_timeout_ns = 300 * SECOND_NS,
+      .keepalive_interval_ns = 20 * KVRELAY_SECOND_NS,
+      .keepalive_timeout_ns = 10 * KVRELAY_SECOND_NS,
+      .peer_ping_interval_ns = 10 * KVRELAY_SECOND_NS,
+      .handshake_timeout_ns = 10 * KVRELAY_SECOND_NS,
+      .idle_timeout_ns = 300 * KVRELAY_SECOND_NS,
       .max_connection_age_ns = KVRELAY_TIME_NONE,
-      .max_connection_age_grace_ns = 10 * SECOND_NS,
+      .max_connection_age_grace_ns = 10 * KVRELAY_SECOND_NS,
   };
 }
 
 int kvrelay_grpc_server_open(const kvrelay_grpc_server_config *cfg, kvrelay_service *service,
                              kvrelay_transport **out) {
-  if (cfg == NULL || service == NULL || cfg->bind == NULL || cfg->output_threshold < SOCKET_SHARE ||
-      cfg->max_connections == 0 || cfg->max_connections_per_peer == 0 ||
-      cfg->max_concurrent_streams == 0)
+  if (cfg == NULL || service == NULL || out == NULL || cfg->bind == NULL ||
+      cfg->output_threshold < SOCKET_SHARE || cfg->max_connections == 0 ||
+      cfg->max_connections_per_peer == 0 || cfg->max_concurrent_streams == 0)
     return KVRELAY_TRANSPORT_ERR_ARG;
   server *s = calloc(1, sizeof *s);
   if (s == NULL)

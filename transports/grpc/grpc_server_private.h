@@ -10,7 +10,6 @@
 #include "grpc_pool.h"
 #include "grpc_server.h"
 
-#define SECOND_NS UINT64_C(1000000000)
 #define MAX_HEADER_LIST_BYTES ((size_t)16384)
 /* Of the output threshold: frames beyond that wait in their calls, not for the socket. */
 #define SOCKET_SHARE 4
@@ -104,12 +103,6 @@ struct server {
   int fd;
   bool stopping;
 };
-
-static inline uint64_t earlier(uint64_t a, uint64_t b) { return a < b ? a : b; }
-
-static inline uint64_t later_by(uint64_t now, uint64_t delay) {
-  return delay > KVRELAY_TIME_NONE - now ? KVRELAY_TIME_NONE : now + delay;
-}
 
 /* ---- grpc_server.c ---- */
 

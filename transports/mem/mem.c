@@ -453,7 +453,7 @@ static int run(kvrelay_mem *m, uint64_t timeout_ns) {
 
 static void stop(kvrelay_mem *m, uint64_t grace_ns) {
   m->stopping = true;
-  m->stop_ns = now(m) + grace_ns < grace_ns ? KVRELAY_TIME_NONE : now(m) + grace_ns;
+  m->stop_ns = kvrelay_later_ns(now(m), grace_ns);
 }
 
 static void destroy(kvrelay_mem *m) {

@@ -267,7 +267,7 @@ static const kvrelay_tcp_link_events link_events = {on_preface, on_frame, on_fil
 
 static int open_link(client *k, int fd) {
   const uint64_t now = kvrelay_now_ns(),
-                 limit = kvrelay_tcp_later(k->attempt_ns, k->cfg.connect_timeout_ns);
+                 limit = kvrelay_later_ns(k->attempt_ns, k->cfg.connect_timeout_ns);
   const kvrelay_tcp_link_config cfg = {.max_frame = k->cfg.max_message_bytes,
                                        .preface_timeout_ns = limit > now ? limit - now : 0,
                                        .keepalive_interval_ns = k->keepalive_ns,
@@ -303,10 +303,13 @@ static void on_dialled(kvrelay_tcp_watch *watch, short events) {
   const int fd = kvrelay_dial_result(watch->fd, text, sizeof text);
   watch->fd = -1;
   k->hub.alarm_ns = KVRELAY_TIME_NONE;
-  if (fd < 0)
+  if (fd < 0) {
     connection_failed(k, fd, text);
-  else if (open_link(k, fd) != KVRELAY_TRANSPORT_OK)
-    connection_failed(k, KVRELAY_TRANSPORT_ERR_SYSTEM, "the connection could not be watched");
+    return;
+  }
+  const int err = open_link(k, fd);
+  if (err != KVRELAY_TRANSPORT_OK)
+    connection_failed(k, err, kvrelay_transport_strerror(err));
 }
 
 static void dial_cancel(client *k) {
@@ -320,7 +323,7 @@ static void dial_cancel(client *k) {
 static void dial(client *k, uint64_t now) {
   k->state = CLIENT_DIALLING;
   k->attempt_ns = now;
-  k->hub.alarm_ns = kvrelay_tcp_later(now, k->cfg.connect_timeout_ns);
+  k->hub.alarm_ns = kvrelay_later_ns(now, k->cfg.connect_timeout_ns);
   k->caller->connection(k->caller, KVRELAY_CONNECTION_CONNECTING, KVRELAY_TRANSPORT_OK, "",
                         KVRELAY_TIME_NONE, now);
   const int fd = kvrelay_dial_start(&k->target);
@@ -362,7 +365,7 @@ static void on_wake(kvrelay_transport *t) { kvrelay_tcp_loop_wake(&client_of(t)-
 static void on_stop(kvrelay_transport *t, uint64_t grace_ns) {
   client *k = client_of(t);
   const uint64_t now = kvrelay_now_ns();
-  k->stop_at_ns = kvrelay_tcp_later(now, grace_ns) - (grace_ns == KVRELAY_TIME_NONE ? 1 : 0);
+  k->stop_at_ns = kvrelay_later_ns(now, grace_ns) - (grace_ns == KVRELAY_TIME_NONE ? 1 : 0);
   if (!has_link(k)) {
     k->hub.alarm_ns = now;
     return;
@@ -437,12 +440,12 @@ kvrelay_tcp_client_config kvrelay_tcp_client_config_default(void) {
       .max_message_bytes = 8388608,
       .stream_window_bytes = 8388608,
       .max_calls = 1024,
-      .connect_timeout_ns = 20 * KVRELAY_TCP_SECOND_NS,
-      .backoff_first_ns = KVRELAY_TCP_SECOND_NS,
-      .backoff_max_ns = 120 * KVRELAY_TCP_SECOND_NS,
-      .keepalive_interval_ns = 20 * KVRELAY_TCP_SECOND_NS,
-      .keepalive_timeout_ns = 10 * KVRELAY_TCP_SECOND_NS,
-      .peer_ping_interval_ns = 10 * KVRELAY_TCP_SECOND_NS,
+      .connect_timeout_ns = 20 * KVRELAY_SECOND_NS,
+      .backoff_first_ns = KVRELAY_SECOND_NS,
+      .backoff_max_ns = 120 * KVRELAY_SECOND_NS,
+      .keepalive_interval_ns = 20 * KVRELAY_SECOND_NS,
+      .keepalive_timeout_ns = 10 * KVRELAY_SECOND_NS,
+      .peer_ping_interval_ns = 10 * KVRELAY_SECOND_NS,
       .jitter_seed = kvrelay_now_ns(),
   };
 }

@@ -75,7 +75,7 @@ static void fail_session(kvrelay_tcp_link *link, ptrdiff_t code) {
 }
 
 void kvrelay_tcp_link_rearm(kvrelay_tcp_link *link, uint64_t at_ns) {
-  link->hub->tick_ns = kvrelay_tcp_earlier(link->hub->tick_ns, at_ns);
+  link->hub->tick_ns = kvrelay_earlier_ns(link->hub->tick_ns, at_ns);
 }
 
 /* ---- output ---- */
@@ -275,7 +275,7 @@ void kvrelay_tcp_link_abort(kvrelay_tcp_link *link, int32_t code, const char *te
   link->to = link->from + link->cut;
   kvrelay_tcp_link_goaway(link, code, text);
   kvrelay_tcp_link_finish(link, KVRELAY_TRANSPORT_ERR_PROTOCOL,
-                          kvrelay_tcp_later(link->hub->now_ns, KVRELAY_TCP_SECOND_NS));
+                          kvrelay_later_ns(link->hub->now_ns, KVRELAY_SECOND_NS));
 }
 
 /* Says that nothing more comes. */
@@ -286,7 +286,7 @@ static void hang_up(kvrelay_tcp_link *link) {
   if (said != KVRELAY_SECURE_OK)
     return; /* the session holds bytes: when the socket takes them */
   link->lingering = true;
-  link->closing_until_ns = kvrelay_tcp_later(link->hub->now_ns, KVRELAY_TCP_SECOND_NS);
+  link->closing_until_ns = kvrelay_later_ns(link->hub->now_ns, KVRELAY_SECOND_NS);
   kvrelay_tcp_link_rearm(link, link->closing_until_ns);
   if (shutdown(link->watch.fd, SHUT_WR) != 0)
     fail_lost(link, strerror(errno));
@@ -389,7 +389,7 @@ static size_t feed_preface(kvrelay_tcp_link *link, const uint8_t *bytes, size_t 
   if (err != KVRELAY_ERR_TRUNCATED)
     link->events->preface(link, err, &preface);
   kvrelay_tcp_link_rearm(link,
-                         kvrelay_tcp_later(link->hub->now_ns, link->cfg.keepalive_interval_ns));
+                         kvrelay_later_ns(link->hub->now_ns, link->cfg.keepalive_interval_ns));
   return n;
 }
 
@@ -503,12 +503,12 @@ static uint64_t link_deadline_ns(const kvrelay_tcp_link *link) {
     return KVRELAY_TIME_NONE;
   if (link->closing)
     return link->closing_until_ns;
-  uint64_t at = kvrelay_tcp_earlier(
+  uint64_t at = kvrelay_earlier_ns(
       link->events->deadline_ns(link),
-      link->ping_ns != 0 ? kvrelay_tcp_later(link->ping_ns, link->cfg.keepalive_timeout_ns)
-                         : kvrelay_tcp_later(link->received_ns, link->cfg.keepalive_interval_ns));
+      link->ping_ns != 0 ? kvrelay_later_ns(link->ping_ns, link->cfg.keepalive_timeout_ns)
+                         : kvrelay_later_ns(link->received_ns, link->cfg.keepalive_interval_ns));
   if (link->preface_len < KVRELAY_RAW_PREFACE_LEN)
-    at = kvrelay_tcp_earlier(at, kvrelay_tcp_later(link->opened_ns, link->cfg.preface_timeout_ns));
+    at = kvrelay_earlier_ns(at, kvrelay_later_ns(link->opened_ns, link->cfg.preface_timeout_ns));
   return at;
 }
 
@@ -519,14 +519,14 @@ static void link_tick(kvrelay_tcp_link *link, uint64_t now) {
     return;
   }
   const bool greeted = link->preface_len == KVRELAY_RAW_PREFACE_LEN;
-  if (!greeted && now >= kvrelay_tcp_later(link->opened_ns, link->cfg.preface_timeout_ns))
+  if (!greeted && now >= kvrelay_later_ns(link->opened_ns, link->cfg.preface_timeout_ns))
     kvrelay_tcp_link_fail(link, KVRELAY_TRANSPORT_ERR_PROTOCOL,
                           link->shaking ? "no TLS handshake in time" : "no preface in time");
   else if (link->ping_ns != 0 &&
-           now >= kvrelay_tcp_later(link->ping_ns, link->cfg.keepalive_timeout_ns))
+           now >= kvrelay_later_ns(link->ping_ns, link->cfg.keepalive_timeout_ns))
     kvrelay_tcp_link_fail(link, KVRELAY_TRANSPORT_ERR_CONNECT, "no answer to a keepalive PING");
   else if (link->ping_ns == 0 &&
-           now >= kvrelay_tcp_later(link->received_ns, link->cfg.keepalive_interval_ns)) {
+           now >= kvrelay_later_ns(link->received_ns, link->cfg.keepalive_interval_ns)) {
     link->ping_ns = now;
     if (greeted)
       put_ping(link, KVRELAY_FRAME_PING, ping);
@@ -650,7 +650,7 @@ static bool settle(kvrelay_tcp_hub *hub) {
 }
 
 uint64_t kvrelay_tcp_hub_deadline_ns(const kvrelay_tcp_hub *hub) {
-  return !TAILQ_EMPTY(&hub->dirty) ? 0 : kvrelay_tcp_earlier(hub->tick_ns, hub->alarm_ns);
+  return !TAILQ_EMPTY(&hub->dirty) ? 0 : kvrelay_earlier_ns(hub->tick_ns, hub->alarm_ns);
 }
 
 int kvrelay_tcp_hub_run(kvrelay_tcp_hub *hub, uint64_t timeout_ns) {
@@ -659,7 +659,7 @@ int kvrelay_tcp_hub_run(kvrelay_tcp_hub *hub, uint64_t timeout_ns) {
   const uint64_t at = kvrelay_tcp_hub_deadline_ns(hub);
   const uint64_t left = at == KVRELAY_TIME_NONE ? at : at > hub->now_ns ? at - hub->now_ns : 0;
   const int n = kvrelay_tcp_loop_wait(
-      &hub->loop, happened ? 0 : kvrelay_tcp_earlier(timeout_ns, left), &hub->now_ns);
+      &hub->loop, happened ? 0 : kvrelay_earlier_ns(timeout_ns, left), &hub->now_ns);
   if (n < 0)
     return n;
   happened |= n > 0;

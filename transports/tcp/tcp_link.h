@@ -8,7 +8,6 @@
 #include "../secure.h"
 #include "tcp_loop.h"
 
-#define KVRELAY_TCP_SECOND_NS UINT64_C(1000000000)
 #define KVRELAY_TCP_OUT_FILL ((size_t)65536) /* waiting bytes above which no more is produced */
 
 typedef struct kvrelay_tcp_link kvrelay_tcp_link;
@@ -31,6 +30,7 @@ typedef struct kvrelay_tcp_hub {
   size_t spare_cap;
 } kvrelay_tcp_hub;
 
+/* KVRELAY_TRANSPORT_OK, or _ERR_SYSTEM (errno), _ERR_MEMORY; then nothing is open. */
 int kvrelay_tcp_hub_open(kvrelay_tcp_hub *hub, void (*alarm)(void *owner, uint64_t now_ns),
                          void *owner);
 /* After its links are closed. */
@@ -149,11 +149,5 @@ void kvrelay_tcp_link_abort(kvrelay_tcp_link *link, int32_t code, const char *te
 /* Ends the link, for `err`, once everything has gone out, at `until_ns` at the latest; then the
  * peer has a second to close. */
 void kvrelay_tcp_link_finish(kvrelay_tcp_link *link, int err, uint64_t until_ns);
-
-static inline uint64_t kvrelay_tcp_later(uint64_t now_ns, uint64_t delay_ns) {
-  return delay_ns > KVRELAY_TIME_NONE - now_ns ? KVRELAY_TIME_NONE : now_ns + delay_ns;
-}
-
-static inline uint64_t kvrelay_tcp_earlier(uint64_t a, uint64_t b) { return a < b ? a : b; }
 
 #endif

@@ -14,8 +14,7 @@
 #define CALL_BUCKETS 64            /* stream numbers follow each other: they spread evenly */
 #define TURN_BYTES ((size_t)16384) /* of one stream, then the next */
 #define ACCEPTS_PER_TURN 64
-#define ACCEPT_PAUSE_NS (KVRELAY_TCP_SECOND_NS / 10)
-#define MAX_GRACE_NS (4 * KVRELAY_TCP_SECOND_NS)
+#define ACCEPT_PAUSE_NS (KVRELAY_SECOND_NS / 10)
 
 typedef struct server server;
 typedef struct connection connection;
@@ -103,7 +102,7 @@ static void call_close(server_call *c) {
     return;
   conn->idle_since_ns = conn->link.hub->now_ns;
   kvrelay_tcp_link_rearm(&conn->link,
-                         kvrelay_tcp_later(conn->idle_since_ns, conn->server->cfg.idle_timeout_ns));
+                         kvrelay_later_ns(conn->idle_since_ns, conn->server->cfg.idle_timeout_ns));
   if (conn->drain_until_ns != KVRELAY_TIME_NONE)
     kvrelay_tcp_link_finish(&conn->link, KVRELAY_TRANSPORT_CLOSED, conn->drain_until_ns);
 }
@@ -374,7 +373,7 @@ static void on_preface(kvrelay_tcp_link *link, int err, const kvrelay_raw_prefac
     snprintf(link->text, sizeof link->text, "no version in common, the client's are %u to %u",
              preface->lowest, preface->version);
     kvrelay_tcp_link_finish(link, KVRELAY_TRANSPORT_ERR_PROTOCOL,
-                            kvrelay_tcp_later(link->hub->now_ns, KVRELAY_TCP_SECOND_NS));
+                            kvrelay_later_ns(link->hub->now_ns, KVRELAY_SECOND_NS));
     break;
   case KVRELAY_ERR_LIMIT:
     put_preface(conn, KVRELAY_RAW_VERSION);
@@ -387,8 +386,8 @@ static void on_preface(kvrelay_tcp_link *link, int err, const kvrelay_raw_prefac
 }
 
 static void drain(connection *conn, uint64_t grace_ns, const char *text) {
-  conn->drain_until_ns = kvrelay_tcp_earlier(conn->drain_until_ns,
-                                             kvrelay_tcp_later(conn->link.hub->now_ns, grace_ns));
+  conn->drain_until_ns =
+      kvrelay_earlier_ns(conn->drain_until_ns, kvrelay_later_ns(conn->link.hub->now_ns, grace_ns));
   kvrelay_tcp_link_rearm(&conn->link, conn->drain_until_ns);
   if (conn->link.preface_len < KVRELAY_RAW_PREFACE_LEN) {
     kvrelay_tcp_link_fail(&conn->link, KVRELAY_TRANSPORT_CLOSED, text);
@@ -403,7 +402,7 @@ static uint64_t on_deadline_ns(const kvrelay_tcp_link *link) {
   const connection *conn = connection_of(link);
   if (conn->drain_until_ns != KVRELAY_TIME_NONE || conn->calls_count > 0)
     return conn->drain_until_ns;
-  return kvrelay_tcp_later(conn->idle_since_ns, conn->server->cfg.idle_timeout_ns);
+  return kvrelay_later_ns(conn->idle_since_ns, conn->server->cfg.idle_timeout_ns);
 }
 
 static void on_tick(kvrelay_tcp_link *link, uint64_t now) {
@@ -413,7 +412,7 @@ static void on_tick(kvrelay_tcp_link *link, uint64_t now) {
   if (conn->drain_until_ns != KVRELAY_TIME_NONE)
     kvrelay_tcp_link_fail(link, KVRELAY_TRANSPORT_CLOSED, "grace time over");
   else
-    drain(conn, KVRELAY_TCP_SECOND_NS, "idle");
+    drain(conn, KVRELAY_SECOND_NS, "idle");
 }
 
 static void connection_close(connection *conn) {
@@ -516,7 +515,7 @@ static void on_acceptable(kvrelay_tcp_watch *watch, short events) {
       /* The queue stays readable: without a pause this would spin. */
       say(s, KVRELAY_LOG_WARN, "accept_failed", NULL, strerror(errno));
       kvrelay_tcp_loop_want(&s->hub.loop, watch, 0);
-      s->hub.alarm_ns = kvrelay_tcp_later(s->hub.now_ns, ACCEPT_PAUSE_NS);
+      s->hub.alarm_ns = kvrelay_later_ns(s->hub.now_ns, ACCEPT_PAUSE_NS);
     }
     return;
   }
@@ -556,7 +555,7 @@ static void on_stop(kvrelay_transport *t, uint64_t grace_ns) {
   s->hub.now_ns = kvrelay_now_ns();
   stop_listening(s);
   TAILQ_FOREACH(link, &s->hub.links, entry)
-  drain(connection_of(link), kvrelay_tcp_earlier(grace_ns, MAX_GRACE_NS), "shutdown");
+  drain(connection_of(link), kvrelay_earlier_ns(grace_ns, KVRELAY_GRACE_MAX_NS), "shutdown");
 }
 
 static void on_close(kvrelay_transport *t) {
@@ -596,11 +595,11 @@ kvrelay_tcp_server_config kvrelay_tcp_server_config_default(void) {
       .max_streams = 1024,
       .max_connections = 1024,
       .max_connections_per_peer = 256,
-      .preface_timeout_ns = 10 * KVRELAY_TCP_SECOND_NS,
-      .keepalive_interval_ns = 20 * KVRELAY_TCP_SECOND_NS,
-      .keepalive_timeout_ns = 10 * KVRELAY_TCP_SECOND_NS,
-      .peer_ping_interval_ns = 10 * KVRELAY_TCP_SECOND_NS,
-      .idle_timeout_ns = 300 * KVRELAY_TCP_SECOND_NS,
+      .preface_timeout_ns = 10 * KVRELAY_SECOND_NS,
+      .keepalive_interval_ns = 20 * KVRELAY_SECOND_NS,
+      .keepalive_timeout_ns = 10 * KVRELAY_SECOND_NS,
+      .peer_ping_interval_ns = 10 * KVRELAY_SECOND_NS,
+      .idle_timeout_ns = 300 * KVRELAY_SECOND_NS,
   };
 }
 

@@ -41,7 +41,7 @@ int kvrelay_tcp_server_open(const kvrelay_tcp_server_config *cfg, kvrelay_servic
 /* Serves a connected socket whose first bytes are still unread: of somebody else's listener, which
  * tells protocols apart by peeking at the first byte, or by what a session on this socket has
  * agreed on (ALPN).  `secure` is that session, NULL: the server's `security` makes one, if there is
- * one. Takes both, also when a limit refuses them. */
+ * one.  Takes both, also when a limit refuses them. */
 void kvrelay_tcp_server_adopt(kvrelay_transport *t, int fd, const kvrelay_address *peer,
                               kvrelay_secure_session *secure);
 /* The address it listens on, as text that a client takes; cut to `cap`. */
