@@ -819,8 +819,24 @@ KVRELAY_API KVRELAY_MUST_USE int kvrelay_relay_pool_add(kvrelay_relay *relay,
                                                         ckf_producer *state, void *mem,
                                                         size_t mem_len, uint64_t now_ns,
                                                         kvrelay_pool **pool);
+/* Bytes kvrelay_relay_pool_describe needs; 0 as in kvrelay_relay_pool_mem_size. */
+KVRELAY_API size_t kvrelay_relay_pool_describe_mem_size(const kvrelay_descriptor *descriptor);
+/*
+ * Gives a pool other registrations, other roles or both, in place: the producer stays and its
+ * streams go on.  The catalog's revision moves by one for each of the two that differs, and not at
+ * all when neither does; what topology says of the endpoint is told apart, by
+ * kvrelay_relay_set_topology.  The copy lies in `mem`, which stays the caller's and must outlive
+ * the pool or the next call, which gives it back.  KVRELAY_OK; KVRELAY_ERR_ARG (descriptor not fit,
+ * an id or alias repeated, or another identity, endpoint or block format, which take a new pool),
+ * KVRELAY_ERR_STATE (the producer is fenced), KVRELAY_ERR_NOSPACE; after an error the pool is as
+ * before.
+ */
+KVRELAY_API KVRELAY_MUST_USE int kvrelay_relay_pool_describe(kvrelay_relay *relay,
+                                                             kvrelay_pool *pool,
+                                                             const kvrelay_descriptor *descriptor,
+                                                             void *mem, size_t mem_len);
 /* Withdraws a pool: catalog first, then its streams end with PUBLICATION_UNAVAILABLE.  `mem` is the
- * caller's again. */
+ * caller's again, and so is that of kvrelay_relay_pool_describe. */
 KVRELAY_API void kvrelay_relay_pool_remove(kvrelay_relay *relay, kvrelay_pool *pool,
                                            uint64_t now_ns);
 /*
@@ -835,7 +851,8 @@ KVRELAY_API KVRELAY_MUST_USE int kvrelay_relay_pool_changed(kvrelay_relay *relay
  * later call. */
 KVRELAY_API KVRELAY_MUST_USE int kvrelay_relay_pool_publish(kvrelay_relay *relay,
                                                             kvrelay_pool *pool, uint64_t now_ns);
-/* The published descriptor, lent until the pool is removed; sequence of its last delta. */
+/* The published descriptor, lent until the pool is described anew or removed; sequence of its last
+ * delta. */
 KVRELAY_API const kvrelay_descriptor *kvrelay_pool_descriptor(const kvrelay_pool *pool);
 KVRELAY_API uint64_t kvrelay_pool_sequence(const kvrelay_pool *pool);
 /* KVRELAY_OK, or why the producer was fenced; a tick or an admission may find that out too. */
@@ -3635,6 +3652,34 @@ static bool kvrelay_registration_same_(const kvrelay_registration *a,
   return true;
 }
 
+static bool kvrelay_roles_same_(kvrelay_roles a, kvrelay_roles b) {
+  if (a.len != b.len)
+    return false;
+  for (size_t i = 0; i < a.len; i++)
+    if (a.ptr[i] != b.ptr[i])
+      return false;
+  return true;
+}
+
+/* In order as well. */
+static bool kvrelay_names_same_(const kvrelay_descriptor *a, const kvrelay_descriptor *b) {
+  if (a->registrations_len != b->registrations_len)
+    return false;
+  for (size_t i = 0; i < a->registrations_len; i++)
+    if (!kvrelay_registration_same_(&a->registrations[i], &b->registrations[i]))
+      return false;
+  return true;
+}
+
+/* Whether both speak of the same blocks at the same place. */
+static bool kvrelay_place_same_(const kvrelay_descriptor *a, const kvrelay_descriptor *b) {
+  return a->serving_endpoint.present == b->serving_endpoint.present &&
+         kvrelay_endpoint_equal_(&a->serving_endpoint, &b->serving_endpoint) &&
+         a->query_semantics.present == b->query_semantics.present &&
+         a->query_semantics.kv_block_size == b->query_semantics.kv_block_size &&
+         a->query_semantics.hash_format == b->query_semantics.hash_format;
+}
+
 /* Control characters are legal on the wire, but a relay publishes no such names, and
  * none that readers refuse for its length. */
 static bool kvrelay_name_valid_(kvrelay_text t) {
@@ -3771,6 +3816,15 @@ KVRELAY_API size_t kvrelay_relay_pool_mem_size(const kvrelay_relay *relay,
   if (kvrelay_descriptor_fit_(descriptor))
     (void)kvrelay_pool_place_(relay, descriptor, NULL, &need);
   return need;
+}
+
+KVRELAY_API size_t kvrelay_relay_pool_describe_mem_size(const kvrelay_descriptor *descriptor) {
+  kvrelay_bump_ b = {NULL, 0, false};
+  kvrelay_descriptor copy;
+  if (!kvrelay_descriptor_fit_(descriptor))
+    return 0;
+  kvrelay_copy_descriptor_(&b, descriptor, &copy);
+  return b.overflow ? 0 : b.used + 16;
 }
 
 /* ---- readiness ---- */
@@ -4171,6 +4225,34 @@ KVRELAY_API int kvrelay_relay_pool_add(kvrelay_relay *relay, const kvrelay_descr
   relay->pools_len_++;
   kvrelay_catalog_changed_(relay);
   *pool = p;
+  return KVRELAY_OK;
+}
+
+KVRELAY_API int kvrelay_relay_pool_describe(kvrelay_relay *relay, kvrelay_pool *pool,
+                                            const kvrelay_descriptor *descriptor, void *mem,
+                                            size_t mem_len) {
+  const kvrelay_descriptor former = pool->descriptor_;
+  const size_t need = kvrelay_relay_pool_describe_mem_size(descriptor);
+  kvrelay_descriptor whole = *descriptor; /* with what pool_add fills in */
+  whole.serving_endpoint.present = whole.query_semantics.present = true;
+  if (need == 0 || mem == NULL || !kvrelay_place_same_(&former, &whole) ||
+      kvrelay_pool_id_compare(&former.producer.pool_id, &whole.producer.pool_id) != 0)
+    return KVRELAY_ERR_ARG;
+  if (pool->fenced_ != KVRELAY_OK)
+    return KVRELAY_ERR_STATE;
+  if (mem_len < need)
+    return KVRELAY_ERR_NOSPACE;
+  kvrelay_bump_ b = {kvrelay_align_(mem), 0, false};
+  /* The copy is larger than a list of its names. */
+  if (kvrelay_descriptor_repeats_(descriptor, (kvrelay_text *)(void *)b.base))
+    return KVRELAY_ERR_ARG;
+  whole.producer = former.producer;
+  kvrelay_copy_descriptor_(&b, &whole, &pool->descriptor_);
+  relay->view_revision_ = UINT64_MAX; /* the view has pointers into the memory given back */
+  if (!kvrelay_names_same_(&former, &pool->descriptor_))
+    kvrelay_catalog_changed_(relay);
+  if (!kvrelay_roles_same_(former.pool_roles, pool->descriptor_.pool_roles))
+    kvrelay_catalog_changed_(relay);
   return KVRELAY_OK;
 }
 
@@ -5764,22 +5846,8 @@ static bool kvrelay_producer_same_(const kvrelay_producer *a, const kvrelay_prod
 }
 
 static bool kvrelay_descriptor_same_(const kvrelay_descriptor *a, const kvrelay_descriptor *b) {
-  size_t i;
-  if (!kvrelay_producer_same_(&a->producer, &b->producer) ||
-      a->serving_endpoint.present != b->serving_endpoint.present ||
-      !kvrelay_endpoint_equal_(&a->serving_endpoint, &b->serving_endpoint) ||
-      a->query_semantics.present != b->query_semantics.present ||
-      a->query_semantics.kv_block_size != b->query_semantics.kv_block_size ||
-      a->query_semantics.hash_format != b->query_semantics.hash_format ||
-      a->pool_roles.len != b->pool_roles.len || a->registrations_len != b->registrations_len)
-    return false;
-  for (i = 0; i < a->pool_roles.len; i++)
-    if (a->pool_roles.ptr[i] != b->pool_roles.ptr[i])
-      return false;
-  for (i = 0; i < a->registrations_len; i++)
-    if (!kvrelay_registration_same_(&a->registrations[i], &b->registrations[i]))
-      return false;
-  return true;
+  return kvrelay_producer_same_(&a->producer, &b->producer) && kvrelay_place_same_(a, b) &&
+         kvrelay_roles_same_(a->pool_roles, b->pool_roles) && kvrelay_names_same_(a, b);
 }
 
 static bool kvrelay_catalog_same_(const kvrelay_catalog_copy_ *a, const kvrelay_catalog_update *b) {

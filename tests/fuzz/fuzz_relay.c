@@ -38,7 +38,7 @@ enum {
 
 typedef struct place {
   ckf_producer state;
-  void *state_mem, *pool_mem, *ranks_mem;
+  void *state_mem, *pool_mem, *ranks_mem, *names_mem;
   kvrelay_pool *pool; /* NULL = not published */
   bool broken;        /* its state was replaced */
   uint64_t first_key, next_key;
@@ -125,10 +125,15 @@ static void settle_call(world *w, call *k) {
   }
   if (!admitted)
     return;
-  if (sequence - k->last > QUEUE_FRAMES) {
+  const bool lagged = sequence - k->last > QUEUE_FRAMES,
+             late =
+                 !ckf_replica_live(&k->replica) && w->now - k->since >= w->cfg.snapshot_progress_ns;
+  /* One turn of the clock may bring both; the relay says which came first. */
+  const bool by_time = late && kvrelay_relay_stats_get(&w->r).progress_timeouts > w->timeouts;
+  if (lagged && !by_time) {
     k->end = KVRELAY_REASON_SUBSCRIBER_LAGGED;
     w->lagged++;
-  } else if (!ckf_replica_live(&k->replica) && w->now - k->since >= w->cfg.snapshot_progress_ns) {
+  } else if (late) {
     k->end = KVRELAY_REASON_SNAPSHOT_PROGRESS_TIMEOUT;
     w->timeouts++;
   }
@@ -630,8 +635,9 @@ static void withdraw(world *w, place *p) {
   kvrelay_relay_pool_remove(&w->r, p->pool, w->now);
   free(p->pool_mem);
   free(p->ranks_mem);
+  free(p->names_mem);
   p->pool = NULL;
-  p->pool_mem = p->ranks_mem = NULL;
+  p->pool_mem = p->ranks_mem = p->names_mem = NULL;
   p->broken = false;
 }
 
@@ -641,6 +647,40 @@ static void op_pool(world *w) {
     withdraw(w, p);
   else
     publish(w, p);
+}
+
+/* Other names and roles, or something that is no description of this pool. */
+static void op_describe(world *w) {
+  static const int32_t decode[] = {KVRELAY_ROLE_DECODE};
+  const uint8_t which = fuzz_byte(&w->in);
+  place *p = &w->places[which % PLACES];
+  const kvrelay_descriptor d = pool_describe(&w->in, PLACES, BUCKETS_MAX);
+  const uint64_t before = kvrelay_relay_stats_get(&w->r).catalog_revision;
+  if (!p->pool)
+    return;
+  kvrelay_descriptor next = *kvrelay_pool_descriptor(p->pool);
+  const kvrelay_roles roles = which & 128 ? (kvrelay_roles){decode, 1} : d.pool_roles;
+  const bool same_roles = next.pool_roles.ptr[0] == roles.ptr[0],
+             same_names = next.registrations_len == d.registrations_len,
+             same_blocks = next.query_semantics.kv_block_size == d.query_semantics.kv_block_size;
+  next.registrations = d.registrations;
+  next.registrations_len = d.registrations_len;
+  next.pool_roles = roles;
+  next.query_semantics = d.query_semantics;
+  const size_t need = kvrelay_relay_pool_describe_mem_size(&next);
+  void *mem = fuzz_alloc(need);
+  FUZZ_CHECK(need == 0 ||
+             kvrelay_relay_pool_describe(&w->r, p->pool, &next, mem, need - 1) != KVRELAY_OK);
+  const int rc = kvrelay_relay_pool_describe(&w->r, p->pool, &next, mem, need);
+  const uint64_t after = kvrelay_relay_stats_get(&w->r).catalog_revision;
+  if (rc != KVRELAY_OK) {
+    FUZZ_CHECK(after == before && (rc == KVRELAY_ERR_STATE) == (need != 0 && same_blocks));
+    free(mem);
+    return;
+  }
+  FUZZ_CHECK(in_force(p) && same_blocks && after == before + !same_names + !same_roles);
+  free(p->names_mem);
+  p->names_mem = mem;
 }
 
 /* Blocks come and go, and sometimes the relay is told. */
@@ -865,6 +905,8 @@ static void operate(world *w) {
     op_shutdown(w);
   else if (op < 30)
     op_ready(w);
+  else if (op == 30)
+    op_describe(w);
   else
     pull_all(w, RAW, CALLS);
 }

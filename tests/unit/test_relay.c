@@ -628,6 +628,103 @@ Test(relay, what_may_be_published) {
   fx_close(f);
 }
 
+/* ---- names and roles that change in place ---- */
+
+/* Tries the descriptor that `p` has now; the memory of the one before is not looked at again. */
+static int describe(fx *f, fx_pool *p, size_t less) {
+  static uint8_t *former; /* tests run in a process of their own */
+  const size_t len = kvrelay_relay_pool_describe_mem_size(&p->descriptor);
+  uint8_t *mem = malloc(len + 1);
+  const int err = kvrelay_relay_pool_describe(&f->relay, p->pool, &p->descriptor, mem, len - less);
+  if (err == KVRELAY_OK && former != NULL)
+    memset(former, 0xA5, 64);
+  free(err == KVRELAY_OK ? former : mem);
+  former = err == KVRELAY_OK ? mem : former;
+  fx_check(f);
+  return err;
+}
+
+Test(relay, names_and_roles_change_in_place) {
+  kvrelay_relay_config cfg = fx_config();
+  fx *f = fx_open(&cfg);
+  fx_pool *p = fx_publish(f, 1, 32);
+  static const int32_t decode[] = {KVRELAY_ROLE_DECODE};
+  static const kvrelay_text aliases[] = {{(const uint8_t *)"chat", 4},
+                                         {(const uint8_t *)"talk", 4}};
+  kvrelay_request q = fx_request(KVRELAY_METHOD_WATCH_CATALOG);
+  const kvrelay_producer producer = kvrelay_pool_descriptor(p->pool)->producer;
+  uint64_t catalog;
+  reader r;
+  cr_assert_eq(fx_call(f, &q, &catalog), KVRELAY_OK);
+  cr_assert_eq(fx_pull(f, catalog), KVRELAY_PULL_MESSAGE);
+  cr_assert_eq(fx_pull(f, catalog), KVRELAY_PULL_NONE);
+  cr_assert_eq(reader_open(f, &r, p), KVRELAY_OK);
+  cr_assert_eq(reader_drain(f, &r), KVRELAY_PULL_NONE);
+
+  cr_assert_eq(describe(f, p, 0), KVRELAY_OK);
+  cr_assert_eq(kvrelay_relay_stats_get(&f->relay).catalog_revision, 1, "nothing differs");
+  cr_assert_not(fx_ready(f, catalog));
+  p->registration.aliases = aliases;
+  p->registration.aliases_len = 2;
+  cr_assert_eq(describe(f, p, 0), KVRELAY_OK);
+  cr_assert_eq(kvrelay_relay_stats_get(&f->relay).catalog_revision, 2);
+  p->descriptor.pool_roles = (kvrelay_roles){decode, 1};
+  cr_assert_eq(describe(f, p, 0), KVRELAY_OK);
+  cr_assert_eq(kvrelay_relay_stats_get(&f->relay).catalog_revision, 3);
+  p->registration.canonical_model_id = p->registration.target.base_model = text_of("mistral");
+  p->descriptor.pool_roles = (kvrelay_roles){&(const int32_t){KVRELAY_ROLE_LEGACY}, 1};
+  cr_assert_eq(describe(f, p, 0), KVRELAY_OK);
+  cr_assert_eq(kvrelay_relay_stats_get(&f->relay).catalog_revision, 5, "one for each of the two");
+
+  cr_assert(fx_ready(f, catalog));
+  cr_assert_eq(fx_pull(f, catalog), KVRELAY_PULL_MESSAGE);
+  const kvrelay_catalog_update *m = &f->out.u.catalog;
+  cr_assert(m->revision == 5 && m->pools_len == 1);
+  cr_assert(kvrelay_producer_equal(&m->pools[0].producer, &producer));
+  cr_assert(
+      kvrelay_text_equal(m->pools[0].registrations[0].canonical_model_id, text_of("mistral")));
+  cr_assert_eq(m->pools[0].registrations[0].aliases_len, 2);
+  cr_assert_eq(m->pools[0].pool_roles.ptr[0], KVRELAY_ROLE_LEGACY);
+  fx_delta(f, p); /* the filter's stream goes on */
+  cr_assert_eq(reader_drain(f, &r), KVRELAY_PULL_NONE);
+  cr_assert(r.sequence == 1 && !r.ended && reader_current(&r));
+  fx_close(f);
+}
+
+Test(relay, what_does_not_describe_a_pool_leaves_it_as_it_was) {
+  kvrelay_relay_config cfg = fx_config();
+  fx *f = fx_open(&cfg);
+  fx_pool *p = fx_publish(f, 1, 32);
+  static const kvrelay_text llama = {(const uint8_t *)"llama", 5};
+#define REFUSED(ERR, LESS, CHANGE)                                                                 \
+  do {                                                                                             \
+    fx_describe(p, 1);                                                                             \
+    p->registration.canonical_model_id = text_of("other");                                         \
+    CHANGE;                                                                                        \
+    cr_assert_eq(describe(f, p, LESS), ERR, #CHANGE);                                              \
+    cr_assert_eq(kvrelay_relay_stats_get(&f->relay).catalog_revision, 1, #CHANGE);                 \
+    cr_assert(kvrelay_text_equal(                                                                  \
+        kvrelay_pool_descriptor(p->pool)->registrations[0].canonical_model_id, llama));            \
+  } while (0)
+  REFUSED(KVRELAY_ERR_NOSPACE, 1, (void)0);
+  REFUSED(KVRELAY_ERR_ARG, 0, p->descriptor.pool_roles.len = 0);
+  REFUSED(KVRELAY_ERR_ARG, 0, p->registration.canonical_model_id = text_of("chat")); /* an alias */
+  REFUSED(KVRELAY_ERR_ARG, 0, p->descriptor.producer.pool_id.dc_id++);
+  REFUSED(KVRELAY_ERR_ARG, 0, p->descriptor.serving_endpoint.component = text_of("back"));
+  REFUSED(KVRELAY_ERR_ARG, 0, p->descriptor.query_semantics.kv_block_size++);
+  REFUSED(KVRELAY_ERR_ARG, 0, p->descriptor.query_semantics.hash_format = HASHFMT_FORMAT_EAGLE);
+#undef REFUSED
+  fx_describe(p, 1);
+  cr_assert_eq(kvrelay_relay_pool_describe(&f->relay, p->pool, &p->descriptor, NULL, 1 << 20),
+               KVRELAY_ERR_ARG);
+  free(p->state_mem); /* the state is another: the producer is fenced */
+  fx_state(p, 1000);
+  fx_store(p, 1);
+  cr_assert_eq(kvrelay_relay_pool_publish(&f->relay, p->pool, f->now), KVRELAY_ERR_INVARIANT);
+  cr_assert_eq(describe(f, p, 0), KVRELAY_ERR_STATE);
+  fx_close(f);
+}
+
 /* ---- hub ---- */
 
 Test(relay, blocks_before_the_first_subscriber_are_in_the_snapshot_of_sequence_0) {
